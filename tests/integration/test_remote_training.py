@@ -3,6 +3,7 @@
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench.workload import Workload, append, plain_spec
@@ -34,8 +35,10 @@ def test_a_rank_without_rows_learns_what_a_single_process_learns(tmp_path: Path,
         assert made.embedder.status()["samples"] >= ROWS, "more if one is sent again"
 
 
-def test_two_ranks_learn_together_what_an_embedder_serves_them(tmp_path: Path):
-    with scene(tmp_path, plain_spec("")) as made:
+@pytest.mark.parametrize("options", ['mode = "hybrid"', 'reduce = "int8"', 'mode = "async"'])
+def test_two_ranks_learn_together_what_an_embedder_serves_them(tmp_path: Path, options: str):
+    options += '\nversion_interval = "100ms"'
+    with scene(tmp_path, plain_spec("", options)) as made:
         ranks = [made.rank(1) for _ in range(2)]
         threads = [threading.Thread(target=rank.run) for rank in ranks]
         for thread in threads:
@@ -59,6 +62,12 @@ def test_two_ranks_learn_together_what_an_embedder_serves_them(tmp_path: Path):
         for rank in ranks:
             assert rank.ledger.applied == {p: offset[0] for p, offset in made.rows.shard.applied().items()}
             assert rank.quality.summary()["training"]["click"]["n"] == ROWS
+            assert rank.training_loop.lost == 0
+        first, second = (rank.state.model.state() for rank in ranks)
+        for name, array in first.items():
+            np.testing.assert_array_equal(array, second[name], err_msg=name)
+        written = [rank.trainer.progress.version for rank in ranks]
+        assert max(written) >= 1
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "sync", "async"])

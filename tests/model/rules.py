@@ -90,6 +90,10 @@ class Rules:
     """14: off, a range that does not follow the vector counts, and the vector jumps."""
     vector_saved_with_weights: bool = True
     """14: off, a version reads its vector a moment after its weights."""
+    version_at_flush_point: bool = True
+    """15: off, a version is written between two flush points, without the ranks' residuals."""
+    loss_rolls_back: bool = True
+    """15: off, survivors go on from their highest step, without the residual of the lost rank."""
 
     reader_meta_first: bool = True
     """17: off, a reader scans the rows and then reads from where to follow."""

@@ -1,10 +1,13 @@
-"""A trainer group of two ranks: dense weights, their vector, and versions (rules 14 and 15)."""
+"""A trainer group of two ranks: dense weights, their vector, and versions (rules 14 and 15).
+
+Ranks reduce with a residual: a step delivers half of a gradient, and every FLUSH steps all is delivered.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 RANKS = 2
 VERSION = 60  # ticks between versions
+FLUSH = 4  # steps between two flush points
+NOTHING: Row = (0, 0)
 
 
 class Answer(Enum):
@@ -36,6 +41,39 @@ class Dense:
     step: int
     weights: Row
     applied: tuple[int, ...]
+    residuals: tuple[Row, ...] = (NOTHING,) * RANKS  # of each rank; lost with it
+
+    def after(self, gradients: Sequence[Row], applied: tuple[int, ...]) -> Dense:
+        """The state after a step: half of what each rank has is delivered, at a flush point all of it."""
+        step, weights, residuals = self.step + 1, self.weights, []
+        for residual, gradient in zip(self.residuals, gradients, strict=True):
+            whole = _sum(residual, gradient)
+            part = whole if step % FLUSH == 0 else (whole[0] // 2, whole[1] // 2)
+            weights = _sum(weights, part)
+            residuals.append((whole[0] - part[0], whole[1] - part[1]))
+        return Dense(step, weights, applied, tuple(residuals))
+
+    def without(self, rank: int) -> Dense:
+        """The state when the residual of a rank is lost."""
+        return replace(
+            self, residuals=tuple(NOTHING if i == rank else r for i, r in enumerate(self.residuals))
+        )
+
+    def total(self) -> Row:
+        """The weights once all residuals are delivered."""
+        weights = self.weights
+        for residual in self.residuals:
+            weights = _sum(weights, residual)
+        return weights
+
+    @property
+    def flushed(self) -> bool:
+        """Whether this is a flush point."""
+        return self.step % FLUSH == 0
+
+
+def _sum(a: Row, b: Row) -> Row:
+    return a[0] + b[0], a[1] + b[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +146,7 @@ class Trainer(Member):
         super().__init__(world, name, ("seat",))
         self.fence: int | None = None  # of the lease, once a version was loaded under it
         self.ranks: list[Dense] = []
+        self._kept: list[Dense] = []  # each rank's copy of its last flush point
         self._queues: list[deque[Offer]] = [deque() for _ in range(RANKS)]
         self._loading = False
         self._failing: int | None = None
@@ -152,7 +191,7 @@ class Trainer(Member):
                 break
             except Unavailable:
                 pass
-        self.ranks = [version.dense] * RANKS
+        self.ranks, self._kept = [version.dense] * RANKS, [version.dense] * RANKS
         self._queues = [deque() for _ in range(RANKS)]
         self.fence = fence
         self._loading = False
@@ -171,14 +210,16 @@ class Trainer(Member):
         verdicts, vector = gather(
             [None if offer is None else offer.ranges for offer in offers], before.applied, self.rules
         )
-        count, checksum = before.weights
+        gradients: list[Row] = []
         for offer, weights in zip(offers, verdicts, strict=True):
+            count = checksum = 0
             for partition, weight in (weights or {}).items():
                 assert offer is not None
-                gradient = offer.gradients.get(partition, (0, 0))
+                gradient = offer.gradients.get(partition, NOTHING)
                 count += weight * gradient[0]
                 checksum += weight * gradient[1]
-        after = Dense(before.step + 1, (count, checksum), vector)
+            gradients.append((count, checksum))
+        after = before.after(gradients, vector)
         yield 1 + self.sim.rng.randrange(2)
         for rank in self.sim.rng.sample(range(RANKS), RANKS):  # ranks finish the step one after the other
             if self._seat_changed(fence):
@@ -187,6 +228,8 @@ class Trainer(Member):
                 yield from self._form_again(rank)
                 return
             self.ranks[rank] = after
+            if after.flushed:
+                self._kept[rank] = after
             self._reply(offers[rank], verdicts[rank])
             if self._failing == rank:
                 yield from self._form_again(rank)
@@ -208,10 +251,15 @@ class Trainer(Member):
             offer.answer(Answer.GRADIENTS)
 
     def _form_again(self, lost: int) -> Steps[None]:
-        """Rule 15: survivors go on from their highest step; a new claim makes embedders ask again."""
+        """Rule 15: survivors go back to their last flush point, and on from the highest step among them.
+
+        A new claim makes embedders ask again.
+        """
         self._failing = None
-        survivors = [dense for rank, dense in enumerate(self.ranks) if rank != lost]
-        self.ranks = [max(survivors, key=lambda dense: dense.step)] * RANKS
+        states = self._kept if self.rules.loss_rolls_back else [dense.without(lost) for dense in self.ranks]
+        survivors = [dense for rank, dense in enumerate(states) if rank != lost]
+        furthest = max(survivors, key=lambda dense: dense.step)
+        self.ranks, self._kept = [furthest] * RANKS, [furthest] * RANKS
         self._queues = [deque() for _ in range(RANKS)]
         old = self.fence
         while self.fence is not None and self.fence == old:
@@ -222,12 +270,14 @@ class Trainer(Member):
         while True:
             yield VERSION
             if self.fence is not None:
-                yield from self._save(self.fence, self._furthest())
+                flushed = max(self._kept, key=lambda dense: dense.step)
+                now = replace(self._furthest(), residuals=(NOTHING,) * RANKS)
+                yield from self._save(self.fence, flushed if self.rules.version_at_flush_point else now)
 
     def _save(self, fence: int, dense: Dense) -> Steps[None]:
         if not self.rules.vector_saved_with_weights:
             yield 4
-            dense = Dense(dense.step, dense.weights, self._furthest().applied)
+            dense = replace(dense, applied=self._furthest().applied)
         try:
             yield from self.call(lambda: self.world.versions.put(Version(fence, dense)))
         except Unavailable:

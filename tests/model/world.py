@@ -266,7 +266,7 @@ class World:
                 self.ledger.check_rows(slot, served)
         trainer = self._trainer()
         for dense in trainer.ranks if trainer else []:
-            self.ledger.check_dense(dense.weights)
+            self.ledger.check_dense(dense.total())
 
 
 def _after_last_record(records: list[int | None]) -> int:

@@ -34,9 +34,11 @@ from freshet.observability.metrics import CachedGauge, register
 from freshet.process.lifecycle import CLOSE_S, LAST_S, Cleanup, Drain, interruptible_start
 from freshet.process.telemetry import service_registry
 from freshet.rows.store import RowStore
+from freshet.trainer.gradient_sums import GradientSums
 from freshet.trainer.membership import FixedMembership, QuorumOptions
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.quality import Quality
+from freshet.trainer.reducers.build import build_reducer
 from freshet.trainer.service import Trainer, TrainingLoop
 from freshet.trainer.state_sync import DenseState, Progress, SharedMeasures
 from freshet.trainer.step_coordinator import DenseLedger
@@ -244,6 +246,7 @@ def restore_state(context: ModelContext, versions: VersionStore, log_id: str, de
 
         try_out(spec, device=device)
     start = restart_point(versions, context.spec_hash, log_id)
+    sums = GradientSums(build_reducer(spec, model))
     if start is None:
         first = {
             p: context.log.bounds(TopicPartition(topics.samples, p)).start for p in range(spec.partitions)
@@ -258,7 +261,8 @@ def restore_state(context: ModelContext, versions: VersionStore, log_id: str, de
         log.info("starting from a version", version=start.number, step=start.step)
         ledger = DenseLedger({int(p): offset for p, offset in start.applied.items()})
         progress = Progress(steps=start.step, event_time_ms=start.event_time_ms)
-    return DenseState(model, ledger, quality, SharedMeasures(quality), progress, context.spec_hash)
+        sums.load_state(tensors)
+    return DenseState(model, ledger, quality, SharedMeasures(quality), progress, context.spec_hash, sums)
 
 
 def run(spec: Spec, settings: Settings, stop: threading.Event) -> None:

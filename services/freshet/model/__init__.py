@@ -24,12 +24,16 @@ from freshet.types import F32, F64, U32
 
 __all__ = [
     "DENSE_MODEL_HOOK",
+    "LABEL_MERGES",
     "NATIVE_KINDS",
     "SERVING_PREFIXES",
+    "STARTED",
     "DenseModel",
     "GroupInputs",
     "Labels",
     "Lane",
+    "MergeRule",
+    "MergesState",
     "ModelInputs",
     "Precision",
     "SplitStep",
@@ -57,6 +61,24 @@ State = Mapping[str, NDArray[Any]]
 
 SERVING_PREFIXES = ("weights/", "hedge/", "statistics/")
 """Prefixes of the state that serving loads; only training needs `optimizer/`."""
+
+
+MergeRule = Literal["mean", "sum", "max", "started"]
+"""How an array of ranks that trained apart becomes one: `mean`, weighted by the samples of each rank; `sum`
+of what each has added since all were equal; `max`, element by element; `started`, for each label the mean of
+the ranks that have its starting values, if any has."""
+
+STARTED = "statistics/started"
+"""Name of the (L,) array that is 1 for each label that has its starting values."""
+
+LABEL_MERGES: Mapping[str, MergeRule] = {
+    STARTED: "max",
+    "statistics/label_sums": "sum",
+    "statistics/scale": "started",
+    "weights/bias": "started",
+    "optimizer/bias_squares": "started",
+}
+"""Rules of the arrays that start with a label's first samples."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,6 +201,14 @@ class SplitStep(Protocol):
 
         At least 1 if the batch has a sample.
         """
+
+
+@runtime_checkable
+class MergesState(Protocol):
+    """A `DenseModel` with arrays whose states on several ranks do not become one by their means."""
+
+    merges: Mapping[str, MergeRule]
+    """Rule by name. Without one, floats become the mean, and integers the largest."""
 
 
 def build_model(

@@ -18,7 +18,7 @@ from freshet import _native
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.errors import Mismatch
-from freshet.model import Labels, Lane, ModelInputs, Precision, State, StepResult
+from freshet.model import LABEL_MERGES, Labels, Lane, ModelInputs, Precision, State, StepResult
 from freshet.model.plan import LOSSES, expert_plan, groups_of, input_plan, padded
 from freshet.tables import RowSteps
 from freshet.types import F32, F64, I64, U32, U64
@@ -28,6 +28,7 @@ class HedgeDense:
     """`DenseModel` of kinds `hedge`, `mlp` and `linear`; implements `SplitStep`."""
 
     scores_requests = True
+    merges = LABEL_MERGES
 
     def __init__(
         self, spec: Spec, *, training: bool, precision: Precision, kernels: str | None = None

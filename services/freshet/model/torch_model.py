@@ -22,7 +22,7 @@ from freshet import _native
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError, Mismatch
-from freshet.model import Lane, ModelInputs, Precision, State, StepResult
+from freshet.model import LABEL_MERGES, Lane, ModelInputs, Precision, State, StepResult
 from freshet.model.custom import Inputs, Model, Shape
 from freshet.model.device import CpuPlacement, Placement
 from freshet.model.inputs import Labels
@@ -148,6 +148,8 @@ HEAD_STATE = {
 class TorchDense:
     """`DenseModel` of a network. Its parameters are views of one flat tensor, so one operation sums or steps
     all."""
+
+    merges = LABEL_MERGES
 
     def __init__(
         self,

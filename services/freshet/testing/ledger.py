@@ -11,8 +11,8 @@ Letters: B samples, L labels, U unique rows, S float slots of a row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError, Mismatch
-from freshet.model import Lane, ModelInputs, Precision, State, StepResult
+from freshet.model import Lane, MergeRule, ModelInputs, Precision, State, StepResult
 from freshet.model.inputs import GroupInputs
 from freshet.types import F32, F64, I64
 
@@ -46,6 +46,8 @@ def hash_of(seq: NDArray[Any], label: NDArray[Any]) -> I64:
 
 class LedgerModel:
     """A `DenseModel` that counts; see the module."""
+
+    merges: ClassVar[Mapping[str, MergeRule]] = {"weights/count": "sum", "weights/hash": "sum"}
 
     @classmethod
     def dense_model(cls, spec: Spec, *, training: bool, precision: Precision) -> Self:
@@ -80,7 +82,7 @@ class LedgerModel:
     def step(self, lanes: Sequence[Lane]) -> None:
         """Add the lanes' sums."""
         total = sum((lane.sums for lane in lanes if isinstance(lane, LedgerLane)), np.zeros(2))
-        if total[0]:
+        if total.any():
             self.totals = self.totals + total
             self._steps += 1
         for lane in lanes:
@@ -139,7 +141,7 @@ class LedgerLane:
 
     def __init__(self, model: LedgerModel) -> None:
         self.model = model
-        self.sums: F64 = np.zeros(2)
+        self.sums: F32 = np.zeros(2, np.float32)  # as a gradient: reducers compress float32 buffers
 
     def forward_backward(self, inputs: ModelInputs, dense_weight: float = 1.0) -> StepResult:
         """Count the samples; return the counts for their rows."""

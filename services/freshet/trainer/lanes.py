@@ -77,7 +77,8 @@ class Lanes:
     """The rounds of one rank, until `stop` is set or the ranks agree to end.
 
     The first error of a lane stops all lanes, and `run` raises it. After RankLost the model, the vector and
-    `step` are those of the last completed step; all batches outside it have been returned unused.
+    `step` are those of the last completed step; all batches outside it have been returned unused. If not
+    every step is a flush point, the caller goes back to the last one.
     """
 
     stream: BatchStream
@@ -208,6 +209,8 @@ class Lanes:
         batches = [lane.batch for lane in self._lanes]
         self._agreed = self.coordinator.agree(self.step, batches, stopping=stopping)
         self._over = self._agreed.over
+        if not self._over:
+            self.step = self._agreed.step
         self._dense_steps = 1
         if self._agreed.largest and self._split is not None:
             self._dense_steps = self._split.dense_steps(self._agreed.largest)
@@ -272,6 +275,7 @@ class Lanes:
         for batch, result in self._counted:
             self.callback.on_trained(batch, result.predictions)
         self.callback.on_stepped(self.step, sum(len(batch) for batch, _ in self._counted))
+        self.coordinator.end_round()
         self._counted = []
 
     def _push_gradients(self, index: int, lane: LaneRound) -> None:
@@ -396,6 +400,7 @@ class RunLanes(Lanes):
                 self.callback.on_trained(part, predictions)
             own.done = []
         self.callback.on_stepped(self.step, rows)
+        self.coordinator.end_round()
 
     def _new_lanes(self) -> list[LaneRound]:
         return [LaneRound() for _ in range(self.lanes)]

@@ -17,7 +17,7 @@ import numpy as np
 from freshet.errors import Corrupt, Unavailable
 from freshet.types import F32, F64, I64, U8, Fence, OffsetRange
 
-LEAVING, CHANGE, MEASURES = 1, 2, 4
+LEAVING, CHANGE, MEASURES, FLUSH = 1, 2, 4, 8
 HEAD = 5  # step, vector, flags, lanes, ranges
 RANGE = 4  # lane, partition, start, stop
 
@@ -40,6 +40,7 @@ class Proposal:
     leaving: bool = False  # this rank stops and has no batch
     change: bool = False  # the quorum must end before this step: another rank waits to join
     measures: bool = False  # exchange measures before this step
+    flush: bool = False  # flush residuals before this step; in mode `async`: this rank has learned alone
 
 
 def vector_checksum(applied: Mapping[int, int]) -> int:
@@ -61,7 +62,8 @@ def encode_proposal(proposal: Proposal, size: int) -> I64:
         for r in (lane.ranges if lane is not None else ())
         for number in (i, r.partition, r.start, r.stop)
     ]
-    flags = LEAVING * proposal.leaving + CHANGE * proposal.change + MEASURES * proposal.measures
+    flags = LEAVING * proposal.leaving + CHANGE * proposal.change
+    flags += MEASURES * proposal.measures + FLUSH * proposal.flush
     head = [proposal.step, proposal.vector, flags, len(rows), len(ranges) // RANGE]
     used = HEAD + len(rows) + len(ranges)
     if used > size:
@@ -76,7 +78,7 @@ def decode_proposal(numbers: I64) -> Proposal:
     plain: Sequence[int] = numbers.tolist()
     step, vector, flags, lanes, ranges = plain[:HEAD] if len(plain) >= HEAD else (0, 0, 0, -1, -1)
     first = HEAD + lanes
-    if lanes < 0 or ranges < 0 or first + RANGE * ranges > len(plain) or not 0 <= flags < 2 * MEASURES:
+    if lanes < 0 or ranges < 0 or first + RANGE * ranges > len(plain) or not 0 <= flags < 2 * FLUSH:
         raise Corrupt(f"expected a rank's proposal, found {len(plain)} integers, first {plain[:HEAD]}")
     found: list[list[OffsetRange]] = [[] for _ in range(lanes)]
     for at in range(first, first + RANGE * ranges, RANGE):
@@ -94,14 +96,15 @@ def decode_proposal(numbers: I64) -> Proposal:
         leaving=bool(flags & LEAVING),
         change=bool(flags & CHANGE),
         measures=bool(flags & MEASURES),
+        flush=bool(flags & FLUSH),
     )
 
 
 class RankLost(Unavailable):
     """A rank of the group ended or did not answer in time.
 
-    The group is unusable. The remaining ranks form another and sync to the state of the highest step among
-    them (PROTOCOL 15).
+    The group is unusable. The remaining ranks go back to a flush point, form another and sync to the state of
+    the highest step among them (PROTOCOL 15).
     """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -21,8 +22,9 @@ from freshet.trainer.lanes import STAGES, LaneCallback, Lanes, RunLanes
 from freshet.trainer.membership import FixedMembership, Membership
 from freshet.trainer.process_group import ProcessGroup, RankLost
 from freshet.trainer.quality import TOGETHER_ROWS
+from freshet.trainer.state_average import average
 from freshet.trainer.state_sync import DenseState
-from freshet.trainer.step_coordinator import EXCHANGE_S, StepCoordinator
+from freshet.trainer.step_coordinator import EXCHANGE_S, RankHooks, StepCoordinator
 from freshet.trainer.version_writer import Snapshot, VersionWriter
 from freshet.types import F32, Append, BytesColumn
 from freshet.versions import Manifest
@@ -60,13 +62,23 @@ class TrainingCallback(LaneCallback, Protocol):
     def on_state_synced(self, group: ProcessGroup) -> None:
         """The ranks of a new quorum have the same state; training continues from it."""
 
+    def flush_due(self) -> bool:
+        """Return whether the leader waits for a flush point. Called before each step."""
+
+    def on_flush_point(self) -> None:
+        """The dense state may be written as a version: it lacks no part of a sample that its vector covers.
+
+        Model, vector and carry stay unchanged until this returns.
+        """
+
 
 class TrainingLoop:
     """The rounds of a rank, from quorum to quorum (PROTOCOL 14, 15).
 
     When a rank is lost, joins or leaves, the quorum ends between two steps: the lanes return their batches,
     a new quorum forms, its ranks sync to the state of the highest step, partitions are assigned anew, and
-    training continues. No process restarts. A rank alone has one quorum, which lasts.
+    training continues. After a loss, ranks of which not every step is a flush point go back to their last one
+    first. No process restarts. A rank alone has one quorum, which lasts.
     """
 
     def __init__(
@@ -113,7 +125,10 @@ class TrainingLoop:
                     if isinstance(error, Fenced) and not self.membership.await_superseded():
                         raise
                     self.lost += 1
-                    log.warning("a rank was lost", world=int(group.fence), reason=str(error))
+                    steps = self._state.roll_back()
+                    log.warning(
+                        "a rank was lost", world=int(group.fence), reason=str(error), steps_made_again=steps
+                    )
                 finally:
                     group.close()
         finally:
@@ -135,36 +150,67 @@ class TrainingLoop:
         return {stage: past + now.get(stage, 0.0) for stage, past in self._past.items()}
 
     def _run_quorum(self, group: ProcessGroup, callback: TrainingCallback, stop: threading.Event) -> None:
-        independent = self._train.mode == "async"
-        self._state.sync(group, independent=independent)
+        state = self._state
+        state.sync(group)
+        coordinator = StepCoordinator(
+            group, state.ledger, sums=state.sums, average_every=self._average_every, clock=self._clock
+        )
+        coordinator.hooks = self._hooks(callback, keeps=not coordinator.every_step_flushes)
+        if not coordinator.every_step_flushes:
+            state.keep()
         callback.on_state_synced(group)
         quorum = self.membership.quorum
         assert quorum is not None
-        coordinator = StepCoordinator(
-            group, self._state.ledger, self._must_regroup, self._exchange, independent, self._clock
-        )
-        stream, model, wait_s = self._open_stream(group, quorum.lanes), self._state.model, self._wait_s
-        lanes = (stream, model, coordinator, callback, quorum.lanes, wait_s, stop, self._state.progress.steps)
+        stream = self._open_stream(group, quorum.lanes)
+        lanes = (stream, state.model, coordinator, callback, quorum.lanes, self._wait_s, stop)
         try:
             loop = self._native_loop
-            self._running = Lanes(*lanes) if loop is None else RunLanes(*lanes, loop=loop)
-            self._running.run(self._prepare)
+            if loop is not None and state.sums.carry is not None:
+                # Native code steps without the coordinator, so the carry of a version goes first.
+                coordinator.hooks = replace(coordinator.hooks, must_regroup=lambda: state.sums.carry is None)
+                self._run_lanes(Lanes(*lanes, step=state.progress.steps))
+                coordinator.hooks = self._hooks(callback, keeps=False)
+            step = state.progress.steps
+            self._run_lanes(
+                Lanes(*lanes, step=step) if loop is None else RunLanes(*lanes, step=step, loop=loop)
+            )
+            state.flush_point = None  # the quorum has ended at one
             stream.flush(FLUSH_S)
         finally:
-            self._past, self._running = self.seconds(), None
             stream.close()
+
+    def _run_lanes(self, lanes: Lanes) -> None:
+        self._running = lanes
+        try:
+            lanes.run(self._prepare)
+        finally:
+            self._past, self._running = self.seconds(), None
+
+    @property
+    def _average_every(self) -> int:
+        return self._train.average_every if self._train.mode == "async" else 0
+
+    def _hooks(self, callback: TrainingCallback, *, keeps: bool) -> RankHooks:
+        """Return the calls of a coordinator; `keeps`: copy the state at flush points, to go back to it."""
+        state = self._state
+
+        def reach_flush_point() -> None:
+            if keeps:
+                state.keep()
+            callback.on_flush_point()
+
+        return RankHooks(
+            self._must_regroup,
+            state.shared.exchange,
+            callback.flush_due,
+            lambda group, rows, step: average(state, group, rows, step),
+            reach_flush_point,
+        )
 
     @property
     def _wait_s(self) -> float:
         """The longest wait of a lane without data (PROTOCOL 14)."""
         return self._train.batch_wait_ms / 1000
-
-    def _exchange(self, group: ProcessGroup, last: bool) -> None:
-        self._state.shared.exchange(group, last)
-        if self._train.mode == "async":
-            mine = np.array(sorted(self._state.ledger.applied.items()), np.int64)
-            for vector in group.exchange(mine.tobytes()):
-                self._state.ledger.raise_to(np.frombuffer(vector, np.int64).reshape(-1, 2).tolist())
 
     def _must_regroup(self) -> bool:
         now = self._clock.monotonic()
@@ -229,9 +275,10 @@ class Trainer:
         self._version_writer.begin(self.snapshot())
 
     def snapshot(self) -> Snapshot:
-        """Copy the dense state and the vector. Call it between two steps only."""
+        """Copy the dense state and the vector. Call it at flush points only (PROTOCOL 15)."""
         tensors = {name: np.array(tensor) for name, tensor in self._state.model.state().items()}
         tensors.update({f"measures/{name}": np.array(t) for name, t in self._state.quality.state().items()})
+        tensors.update(self._state.sums.state())
         return Snapshot(
             tensors=tensors,
             applied=dict(self._state.ledger.applied),
@@ -258,20 +305,23 @@ class Trainer:
             self._to_measure.set()
 
     def on_stepped(self, step: int, rows: int) -> None:
-        """Copy a snapshot when a version is due."""
+        """Follow the steps; stop after an error of the measures or of the version writer."""
         self.pulse.beat()
         self.progress.steps = step
-        now = self._context.clock.monotonic()
         if self._failed is not None:
             self.stop.set()
-        if not self._leads or step == self._last_step or now < self._due:
-            return
-        try:
-            self._snapshots.put_nowait(self.snapshot())
-        except queue.Full:
-            return  # the writer still writes the last one
-        self._last_step = step
-        self._due = now + self._interval_s
+
+    def flush_due(self) -> bool:
+        """Return whether a version is due, and the writer has written the last one."""
+        new = self._leads and self.progress.steps != self._last_step
+        return new and self._context.clock.monotonic() >= self._due and not self._snapshots.full()
+
+    def on_flush_point(self) -> None:
+        """Copy a snapshot when a version is due."""
+        if self.flush_due():
+            self._snapshots.put_nowait(self.snapshot())  # no other thread puts
+            self._last_step = self.progress.steps
+            self._due = self._context.clock.monotonic() + self._interval_s
 
     def on_state_synced(self, group: ProcessGroup) -> None:
         """Adopt the quorum's fence; its rank 0 writes versions and measures from now on."""

@@ -1,15 +1,16 @@
 """The dense state of a rank: its sync with the ranks of a new quorum, and the exchange of measures.
 
-All ranks of a quorum start from one state (PROTOCOL 15). Each sends its increments of measures to all others
-every EXCHANGE_S, so that the leader's figures cover all of them. The last increments of a lost rank are lost
-with it; only measures depend on them.
+All ranks of a quorum start from one state (PROTOCOL 15). If not every step is a flush point, they keep that
+of the last one, to go back to it when a rank is lost. Each rank sends its increments of measures to all
+others every EXCHANGE_S, so that the leader's figures cover all of them. The last increments of a lost rank
+are lost with it; only measures depend on them.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from freshet.config.spec.identity import explain_defaults
 from freshet.errors import Corrupt, Mismatch
 from freshet.model import DenseModel
+from freshet.trainer.gradient_sums import GradientSums
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.quality import Quality
 from freshet.trainer.step_coordinator import DenseLedger
@@ -133,6 +135,16 @@ def _split(data: bytes) -> list[bytes]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class FlushPoint:
+    """A copy of the dense state at a moment when no rank held a residual, or progress of its own."""
+
+    model: Mapping[str, NDArray[Any]]
+    sums: Mapping[str, NDArray[Any]]
+    applied: Mapping[int, int]
+    step: int
+
+
 @dataclass
 class DenseState:
     """The state that all ranks share. Methods are called between two steps."""
@@ -143,14 +155,35 @@ class DenseState:
     shared: SharedMeasures
     progress: Progress
     spec_hash: str
+    sums: GradientSums = field(default_factory=GradientSums)
+    flush_point: FlushPoint | None = None  # to go back to; None: the present state is one
 
-    def sync(self, group: ProcessGroup, *, independent: bool = False) -> None:
+    def keep(self) -> None:
+        """Keep a copy of the state: the ranks are at a flush point."""
+        self.flush_point = FlushPoint(
+            self.model.state(), self.sums.state(), dict(self.ledger.applied), self.progress.steps
+        )
+
+    def roll_back(self) -> int:
+        """Go back to the flush point after a rank was lost; returns the steps that are made again.
+
+        Measures stay: they contain the samples, and skip those that a shard has applied (PROTOCOL 15).
+        """
+        kept, self.flush_point = self.flush_point, None
+        if kept is None:
+            return 0
+        steps = self.progress.steps - kept.step
+        self.model.load_state(kept.model)
+        self.sums.load_state(kept.sums)
+        self.ledger.applied = dict(kept.applied)
+        self.progress.steps = kept.step
+        return steps
+
+    def sync(self, group: ProcessGroup) -> None:
         """Load the state of the highest step among the ranks; of several, that of the lowest rank.
 
         Args:
             group: the process group of the new quorum; all its ranks call `sync`.
-            independent: the ranks stepped without each other (mode `async`), so no vector is ahead of all
-                others: each partition's offset becomes the largest of any rank.
 
         Raises:
             RankLost: a rank was lost; the state is unchanged, or entirely that of the source.
@@ -160,11 +193,7 @@ class DenseState:
         if group.size == 1:
             self.shared.begin(1, self.shared.done)
             return
-        mine = {
-            "step": self.progress.steps,
-            "spec": self.spec_hash,
-            "vector": list(self.ledger.applied.items()),
-        }
+        mine = {"step": self.progress.steps, "spec": self.spec_hash}
         reports = [_decode_report(part) for part in group.exchange(orjson.dumps(mine))]
         others = [report["spec"] for report in reports if report["spec"] != self.spec_hash]
         if others:
@@ -185,9 +214,6 @@ class DenseState:
                 step=self.progress.steps,
                 step_before=mine["step"],
             )
-        if independent:
-            for report in reports:
-                self.ledger.raise_to(report["vector"])
         self.shared.begin(group.size, done)
 
     def pack(self) -> bytes:
@@ -195,7 +221,8 @@ class DenseState:
         self.shared.merge_received()
         arrays: dict[str, Any] = {f"{MODEL}{name}": array for name, array in self.model.state().items()}
         arrays |= {f"{MEASURES}{name}": array for name, array in self.quality.state().items()}
-        arrays[VECTOR] = np.array(sorted(self.ledger.applied.items()), np.int64).reshape(-1, 2)
+        arrays[VECTOR] = self.ledger.to_array()
+        arrays |= self.sums.state()
         arrays[TIMES] = np.array([self.progress.steps, self.progress.event_time_ms, self.shared.done])
         return pack_arrays(arrays)
 
@@ -212,6 +239,7 @@ class DenseState:
             raise Corrupt(f"expected the state of another rank, found arrays {sorted(arrays)[:5]}") from error
         self.model.load_state(_with_prefix(arrays, MODEL))
         self.quality.load_state(_with_prefix(arrays, MEASURES))
+        self.sums.load_state(arrays)
         self.ledger.applied = dict(vector)
         self.progress.steps, self.progress.event_time_ms = step, event_time_ms
         return int(done)
@@ -224,6 +252,6 @@ def _with_prefix(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:
 def _decode_report(data: bytes) -> dict[str, Any]:
     try:
         report = orjson.loads(data)
-        return {"step": int(report["step"]), "spec": str(report["spec"]), "vector": list(report["vector"])}
+        return {"step": int(report["step"]), "spec": str(report["spec"])}
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         raise Corrupt(f"expected a rank's step and spec, found {data[:60]!r}") from error

@@ -11,11 +11,14 @@ import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from freshet.batches.stream import TrainBatch, TrainRun
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.model import Lane
+from freshet.trainer.gradient_sums import GradientSums
 from freshet.trainer.process_group import ProcessGroup, Proposal, ProposedBatch, RankLost, vector_checksum
-from freshet.types import OffsetRange
+from freshet.types import I64, OffsetRange
 
 Ranges = tuple[OffsetRange, ...]
 """The ranges of one batch, at most one a partition."""
@@ -31,7 +34,11 @@ class BatchVerdict(enum.Enum):
 
 @dataclass(slots=True)
 class DenseLedger:
-    """The dense `applied` vector: {partition of samples: next offset}; identical on all ranks."""
+    """The dense `applied` vector: {partition of samples: next offset}.
+
+    Identical on all ranks, except between two averagings of ranks that step alone: then each has advanced the
+    offsets of its own partitions only.
+    """
 
     applied: dict[int, int]
 
@@ -90,6 +97,10 @@ class DenseLedger:
             return BatchVerdict.APPLIED
         return BatchVerdict.RETURN
 
+    def to_array(self) -> I64:
+        """Return the vector as (P, 2) pairs of partition and offset, in order."""
+        return np.array(sorted(self.applied.items()), np.int64).reshape(-1, 2)
+
     def raise_to(self, vector: Iterable[Sequence[int]]) -> None:
         """Raise offsets to those of another rank's (partition, offset) pairs where these are larger."""
         for partition, offset in vector:
@@ -101,7 +112,11 @@ class DenseLedger:
 
 
 EXCHANGE_S = 0.25
-"""Seconds between two exchanges of measures, and in mode `async` between two agreements."""
+"""Seconds between two exchanges of measures."""
+
+AVERAGE_S = 1.0
+"""Seconds after which ranks that step alone average although one has not made its rounds: a slow rank delays
+the others for no longer than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +130,19 @@ class Agreed:
     round; 0: one dense step."""
     over: bool = False  # neither this round nor another is run: the lanes return their batches
     others: bool = False  # other ranks have batches, so this one must not delay them
+    step: int = 0  # completed steps; after an averaging those of the rank that made the most
 
 
-def _has_rows(batches: Sequence[TrainBatch | None], verdicts: Sequence[BatchVerdict | None]) -> bool:
+def _weighted_rows(batch: TrainBatch) -> int:
+    """Return the samples with a weight: a model drops the sums of a step that has none."""
+    labels = batch.inputs.labels
+    return len(batch) if labels is None else int(np.count_nonzero(labels.weight))
+
+
+def _learned_rows(batches: Sequence[TrainBatch | None], verdicts: Sequence[BatchVerdict | None]) -> int:
+    """Return the weighted samples of the batches that count."""
     pairs = zip(batches, verdicts, strict=True)
-    return any(b is not None and len(b) > 0 and v is BatchVerdict.LEARN for b, v in pairs)
+    return sum(_weighted_rows(b) for b, v in pairs if b is not None and v is BatchVerdict.LEARN)
 
 
 def _largest(batches: Sequence[TrainBatch | None], verdicts: Sequence[BatchVerdict | None]) -> int:
@@ -137,26 +160,53 @@ class AgreedRuns:
     over: bool = False  # as `Agreed.over`
 
 
+@dataclass(frozen=True, slots=True)
+class RankHooks:
+    """Calls of a coordinator to its rank, between two rounds."""
+
+    must_regroup: Callable[[], bool] = lambda: False  # whether another rank waits to join
+    exchange: Callable[[ProcessGroup, bool], None] = lambda group, last: None
+    """Exchanges measures; the flag marks the quorum's last exchange."""
+    flush_due: Callable[[], bool] = lambda: False  # of the leader: whether a version waits for a flush point
+    average: Callable[[ProcessGroup, int, int], None] = lambda group, rows, step: None
+    """Averages the dense states, with the samples that this rank learned from and the new number of steps."""
+    flush_point: Callable[[], None] = lambda: None
+    """Called at each flush point: all ranks have one dense state, and nothing of a gradient is missing in it.
+    Versions are written at flush points only (PROTOCOL 15)."""
+
+
 @dataclass
 class StepCoordinator:
     """Agreement before each round, and sums of gradients after it; a rank alone is a group of one.
 
     Ranks that step together decide on the same proposals in the same order, so they get the same vector. A
     batch is one dense step for them, because the vector cannot express a position within a batch at which a
-    rank was lost. Independent ranks (mode `async`) step alone and agree with the others every EXCHANGE_S.
+    rank was lost. In mode `async` each rank steps alone and meets the others to average: after
+    `average_every` rounds with a step, after AVERAGE_S, or as soon as it has no batch.
 
     One lane at a time calls the coordinator, between two dense steps.
     """
 
     group: ProcessGroup
     ledger: DenseLedger
-    must_regroup: Callable[[], bool] = lambda: False  # whether another rank waits to join
-    exchange: Callable[[ProcessGroup, bool], None] = lambda group, last: None
-    """Exchanges measures, in mode `async` also vectors; the flag marks the quorum's last exchange."""
-    independent: bool = False  # mode `async`
+    hooks: RankHooks = field(default_factory=RankHooks)
+    sums: GradientSums = field(default_factory=GradientSums)
+    average_every: int = 0  # rounds alone between two averagings; 0: the ranks step together
     clock: Clock = SYSTEM_CLOCK
-    _before: Mapping[int, int] = field(default_factory=dict)  # the vector before this round
-    _exchanged_s: float = float("-inf")
+    _before: Mapping[int, int] = field(default_factory=dict, init=False)  # the vector before this round
+    _exchanged_s: float = field(default=float("-inf"), init=False)
+    _averaged_s: float = field(default=0.0, init=False)
+    _averaged: Mapping[int, int] = field(default_factory=dict, init=False)  # the vector of that averaging
+    _rounds_alone: int = field(default=0, init=False)  # since the last averaging
+    _rows_alone: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._averaged_s, self._averaged = self.clock.monotonic(), dict(self.ledger.applied)
+
+    @property
+    def every_step_flushes(self) -> bool:
+        """Whether every step ends at a flush point."""
+        return self.group.size == 1 or not (self.average_every or self.sums.lossy)
 
     def agree(self, step: int, batches: Sequence[TrainBatch | None], *, stopping: bool) -> Agreed:
         """Decide on the batches of a round and advance the vector (PROTOCOL 14).
@@ -167,15 +217,27 @@ class StepCoordinator:
             stopping: this rank must stop.
 
         Raises:
-            RankLost: a rank did not answer; the vector is unchanged.
+            RankLost: a rank did not answer; the vector is unchanged, or the rank must go back to its last
+                flush point.
         """
         leaving = stopping and all(b is None for b in batches)
-        if self.group.size > 1 and not self.independent:
+        others = False
+        if self.group.size == 1:
+            if leaving or self.hooks.must_regroup():
+                return _over(batches)
+        elif not self.average_every:
             return self._agree_together(step, batches, leaving=leaving)
-        if self._is_over(step, len(batches), leaving=leaving):
-            return _over(batches)
+        elif self._is_average_due(batches):
+            proposals = self._average(step, len(batches), leaving=leaving)
+            step = max(proposal.step for proposal in proposals)
+            if _ends(proposals):
+                return _over(batches)
+            others = any(p.flush for rank, p in enumerate(proposals) if rank != self.group.rank)
         verdicts = self.ledger.decide([None if b is None else b.ranges for b in batches])
-        return Agreed(verdicts, _has_rows(batches, verdicts), largest=_largest(batches, verdicts))
+        rows = _learned_rows(batches, verdicts)
+        self._rows_alone += rows
+        self._rounds_alone += rows > 0
+        return Agreed(verdicts, rows > 0, largest=_largest(batches, verdicts), others=others, step=step)
 
     def agree_runs(self, runs: Sequence[TrainRun | None], *, stopping: bool) -> AgreedRuns:
         """Decide on all steps of the runs of a rank alone: no other can change a verdict between two steps.
@@ -184,7 +246,7 @@ class StepCoordinator:
         """
         if self.group.size > 1:
             raise ValueError(f"{self.group.size} ranks agree at every step, not on runs of batches")
-        if self._is_over(0, len(runs), leaving=stopping and all(run is None for run in runs)):
+        if (stopping and all(run is None for run in runs)) or self.hooks.must_regroup():
             return AgreedRuns([[] for _ in runs], trains=False, over=True)
         verdicts = self.ledger.decide_runs([None if run is None else run.batches.ranges for run in runs])
         return AgreedRuns(verdicts, any(lane[:1] not in ([], [BatchVerdict.RETURN]) for lane in verdicts))
@@ -192,37 +254,42 @@ class StepCoordinator:
     def reduce(self, lanes: Sequence[Lane]) -> Sequence[Lane]:
         """Sum the gradients; returns the lanes that hold the sums for the step.
 
-        A rank that steps alone keeps its lanes, which the dense step itself sums. Other ranks merge their
-        lanes, then sum over the ranks, so that every rank makes the same step.
+        See `GradientSums.reduce`. Every rank makes the same step, unless each steps alone.
 
         Raises RankLost: the vector is as before this round; the gradients are void.
         """
-        if self.group.size == 1 or self.independent:
-            return lanes
-        first, *others = lanes
-        for lane in others:
-            first.merge(lane)
+        alone = self.group.size == 1 or self.average_every
         try:
-            self.group.reduce(first.reduce_buffers())
+            return self.sums.reduce(None if alone else self.group, lanes)
         except RankLost:
             self.ledger.applied = dict(self._before)
             raise
-        return [first]
+
+    def end_round(self) -> None:
+        """Report the flush point of a round that ended at one."""
+        if self.every_step_flushes:
+            self.hooks.flush_point()
 
     def _agree_together(self, step: int, batches: Sequence[TrainBatch | None], *, leaving: bool) -> Agreed:
         """Gather the proposals of all ranks and decide on all of them."""
         mine = Proposal(
             step=step,
             vector=vector_checksum(self.ledger.applied),
-            lanes=tuple(None if b is None else ProposedBatch(b.ranges, len(b)) for b in batches),
+            lanes=tuple(None if b is None else ProposedBatch(b.ranges, _weighted_rows(b)) for b in batches),
             leaving=leaving,
-            change=self.must_regroup(),
-            # Only the leader proposes an exchange, so all exchange together.
+            change=self.hooks.must_regroup(),
+            # Only the leader proposes these, so all ranks do them together.
             measures=self.group.rank == 0 and self._is_exchange_due(),
+            flush=self.group.rank == 0 and self.sums.lossy and self.hooks.flush_due(),
         )
         proposals = self.group.gather(mine)
         _check(mine, proposals)
-        if self._exchange(proposals):
+        self._exchange(proposals)
+        over = _ends(proposals)
+        if self.sums.lossy and (over or any(p.flush for p in proposals)):
+            self.sums.flush(self.group)
+            self.hooks.flush_point()
+        if over:
             return _over(batches)
         self._before = dict(self.ledger.applied)
         proposed = [lane for proposal in proposals for lane in proposal.lanes]
@@ -234,27 +301,38 @@ class StepCoordinator:
         first = self.group.rank * len(batches)
         stop = first + len(batches)
         others = any(lane is not None for lane in [*proposed[:first], *proposed[stop:]])
-        return Agreed(verdicts[first:stop], steps, others=others)
+        return Agreed(verdicts[first:stop], steps, others=others, step=step)
 
-    def _is_over(self, step: int, lanes: int, *, leaving: bool) -> bool:
-        """Return whether a rank that steps alone must end its rounds; agrees with others when that is due."""
-        if self.group.size == 1:
-            return leaving or self.must_regroup()
-        if not self._is_exchange_due():
-            return False
-        proposal = Proposal(
-            step, 0, (None,) * lanes, leaving=leaving, change=self.must_regroup(), measures=True
+    def _is_average_due(self, batches: Sequence[TrainBatch | None]) -> bool:
+        idle = all(batch is None for batch in batches)  # it must not delay ranks that wait for it later
+        waited = self.clock.monotonic() >= self._averaged_s + AVERAGE_S
+        return idle or waited or self._rounds_alone >= self.average_every
+
+    def _average(self, step: int, lanes: int, *, leaving: bool) -> Sequence[Proposal]:
+        """Meet the other ranks and make all dense states one; returns the proposals of all ranks."""
+        mine = Proposal(
+            step,
+            0,
+            (None,) * lanes,
+            leaving=leaving,
+            change=self.hooks.must_regroup(),
+            measures=self.group.rank == 0 and self._is_exchange_due(),
+            flush=self.ledger.applied != self._averaged,
         )
-        over = self._exchange(self.group.gather(proposal))
-        self._exchanged_s = self.clock.monotonic()  # the slowest rank delays the others once an interval
-        return over
+        proposals = self.group.gather(mine)
+        self._exchange(proposals)
+        if any(proposal.flush for proposal in proposals):
+            self.hooks.average(self.group, self._rows_alone, max(proposal.step for proposal in proposals))
+            self._averaged = dict(self.ledger.applied)
+        self._rounds_alone = self._rows_alone = 0
+        self._averaged_s = self.clock.monotonic()  # after the slowest rank
+        self.hooks.flush_point()
+        return proposals
 
-    def _exchange(self, proposals: Sequence[Proposal]) -> bool:
-        """Exchange measures if a rank proposed that; returns whether the quorum ends."""
-        over = any(p.leaving or p.change for p in proposals)
-        if over or any(p.measures for p in proposals):
-            self.exchange(self.group, over)
-        return over
+    def _exchange(self, proposals: Sequence[Proposal]) -> None:
+        """Exchange measures if a rank proposed that, or the quorum ends."""
+        if (over := _ends(proposals)) or any(p.measures for p in proposals):
+            self.hooks.exchange(self.group, over)
 
     def _is_exchange_due(self) -> bool:
         now = self.clock.monotonic()
@@ -262,6 +340,11 @@ class StepCoordinator:
             return False
         self._exchanged_s = now
         return True
+
+
+def _ends(proposals: Sequence[Proposal]) -> bool:
+    """Return whether the quorum ends: a rank leaves, or another waits to join."""
+    return any(p.leaving or p.change for p in proposals)
 
 
 def _over(batches: Sequence[TrainBatch | None]) -> Agreed:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import orjson
 
 from freshet.batches.stream import TrainBatch
@@ -29,15 +30,19 @@ from freshet.log.context import ModelContext
 from freshet.log.sqlite.event_log import open_url
 from freshet.model import build_model
 from freshet.testing.ledger import LedgerModel
+from freshet.trainer.gradient_sums import GradientSums
 from freshet.trainer.membership import Membership, QuorumOptions
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.quality import Quality
+from freshet.trainer.reducers.plain import PlainReducer
 from freshet.trainer.service import TrainingLoop
 from freshet.trainer.state_sync import DenseState, Progress, SharedMeasures
 from freshet.trainer.step_coordinator import DenseLedger
 from freshet.types import F32, Append
+from tests.fixtures.local_ranks import HalfReducer
 from tests.integration.ranks.shared_rows import PARTITIONS, SharedRows, SharedStream
 
+FLUSH_EVERY = 20  # steps between two flushes of a lossy reducer
 SPEC = Path(__file__).parents[2] / "system" / "ledger" / "freshet.toml"
 
 
@@ -83,6 +88,7 @@ class Told:
     def __init__(self, state: DenseState, rows: SharedRows) -> None:
         self._state, self._rows = state, rows
         self._fresh = self._done = False
+        self._flushed = 0
 
     def on_state_synced(self, group: ProcessGroup) -> None:
         say(world=group.fence, rank=group.rank, ranks=group.size, step=self._state.progress.steps)
@@ -98,10 +104,20 @@ class Told:
             self._fresh = False
             say(stepped=step)
         self._state.progress.steps = step
-        stop = self._rows.stop()
-        if not self._done and all(offset == stop for offset in self._state.ledger.applied.values()):
+
+    def flush_due(self) -> bool:
+        due = self._state.progress.steps >= self._flushed + FLUSH_EVERY
+        return due or (not self._done and self._at_the_end())
+
+    def on_flush_point(self) -> None:
+        self._flushed = self._state.progress.steps
+        if not self._done and self._at_the_end():
             self._done = True
-            say(done=stop)
+            say(done=self._rows.stop())
+
+    def _at_the_end(self) -> bool:
+        stop = self._rows.stop()
+        return all(offset == stop for offset in self._state.ledger.applied.values())
 
 
 def main() -> None:
@@ -109,6 +125,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--lanes", type=int, default=1)
     parser.add_argument("--mode", default="hybrid")
+    parser.add_argument("--reducer", choices=("plain", "half"), default="plain")
     parser.add_argument("--answer-s", type=float, default=10.0)
     given = parser.parse_args()
     stop = threading.Event()
@@ -128,6 +145,7 @@ def main() -> None:
         SharedMeasures(quality),
         Progress(),
         "ledger",
+        GradientSums(HalfReducer() if given.reducer == "half" else PlainReducer()),
     )
     claims = Claims(cast(EventLog, log), "control")
     terms = QuorumOptions("127.0.0.1", given.lanes, PARTITIONS, form_s=10.0, answer_s=given.answer_s)
@@ -144,12 +162,13 @@ def main() -> None:
     training_loop.run(Told(state, rows), stop)
     state.shared.merge_received()
     summary = quality.summary()
+    carry = np.zeros(2) if state.sums.carry is None else state.sums.carry
     arrays = sorted((name, array.tobytes()) for name, array in model.state().items())
     say(
         end=state.progress.steps,
         applied=list(state.ledger.applied.items()),
-        dense=model.totals.tolist(),
-        bits=hashlib.sha256(repr(arrays).encode()).hexdigest(),
+        dense=(model.totals + carry).tolist(),
+        bits=hashlib.sha256(repr([*arrays, carry.tolist()]).encode()).hexdigest(),
         measured=summary["training"]["click"]["n"] if "click" in summary["training"] else 0,
         lost=training_loop.lost,
     )

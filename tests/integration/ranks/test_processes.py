@@ -154,13 +154,17 @@ def test_a_stopped_rank_leaves_between_steps_and_loses_nothing(ranks: Ranks) -> 
     assert first.said("end")[-1]["lost"] == 0
 
 
-def test_in_async_the_rows_are_exact(ranks: Ranks) -> None:
-    first, second = (ranks.start("--mode", "async") for _ in range(2))
+@pytest.mark.parametrize("how", [("--mode", "async"), ("--reducer", "half")])
+def test_killed_and_joining_ranks_keep_dense_weights_exact(ranks: Ranks, how: tuple[str, str]) -> None:
+    first, second = (ranks.start(*how) for _ in range(2))
     first.steps_among(2)
     second.steps_among(2)
 
-    first.process.kill()
+    first.process.kill()  # with steps that no flush point contains
     second.steps_among(1)
-    ranks.finish(second)
+    third = ranks.start(*how)
+    second.steps_among(2)
+    third.steps_among(2)
 
-    assert ranks.rows.totals() == expected(ranks.rows.stop())
+    ranks.check(ranks.finish(second, third))
+    assert second.said("end")[-1]["lost"] == 1

@@ -32,7 +32,7 @@ def proposals(draw: st.DrawFn) -> Proposal:
         partitions = [p for p, owner in enumerate(owners) if owner == lane]
         ranges = [OffsetRange(p, at, at + 1 + at % 7) for p, at in zip(partitions, starts, strict=True)]
         proposed.append(ProposedBatch(tuple(ranges), draw(NUMBER)) if has_batch[lane] else None)
-    flags = [draw(st.booleans()) for _ in range(3)]
+    flags = [draw(st.booleans()) for _ in range(4)]
     return Proposal(draw(NUMBER), draw(st.integers(0, 2**32 - 1)), tuple(proposed), *flags)
 
 

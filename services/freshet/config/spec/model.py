@@ -152,9 +152,22 @@ class Train:
     )
     mode: Literal["hybrid", "sync", "async"] = tunable(
         "hybrid: rows are looked up ahead within staleness_rows, dense gradients are summed over ranks; "
-        "sync: the next lookup waits for the step's pushes; async: as hybrid, but no rank waits",
+        "sync: the next lookup waits for the step's pushes; async: as hybrid, but each rank steps alone, and "
+        "the ranks average their dense states every average_every rounds",
         Choice(("hybrid", "sync", "async")),
         default="hybrid",
+    )
+    average_every: int = tunable(
+        "mode async: rounds that a rank makes between two averagings, each with a batch a lane; they "
+        "average at least once a second, and if one is lost, the others make their rounds since then again",
+        Integer(1, 4096),
+        default=16,
+    )
+    reduce: Literal["fp32", "int8", "int4"] = tunable(
+        "modes hybrid and sync: how ranks sum dense gradients; fp32: every step sends them whole; int8, "
+        "int4: a step sends them rounded, and the rounding errors with later steps (error feedback)",
+        Choice(("fp32", "int8", "int4")),
+        default="fp32",
     )
     lanes: int | None = deployment(
         "threads that train; without it min(cores, 8, partitions, 1 + staleness_rows / batch rows)",

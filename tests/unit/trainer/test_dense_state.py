@@ -1,0 +1,141 @@
+"""The dense state: what ranks of a new quorum start from, and the flush point that they go back to."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from freshet.errors import Mismatch
+from freshet.model.hedge import HedgeDense
+from freshet.trainer.gradient_sums import GradientSums
+from freshet.trainer.process_group import ProcessGroup
+from freshet.trainer.quality import Quality
+from freshet.trainer.state_sync import DenseState, Progress, SharedMeasures
+from freshet.trainer.step_coordinator import DenseLedger
+from freshet.types import F32
+from tests.fixtures.local_ranks import HalfReducer, Member, Together, at_once, results_of
+from tests.fixtures.specs import make_batch, make_spec
+
+SPEC = make_spec(ids=2, dims=(8,), deep=(16,))
+
+
+def state_of(step: int, carry: F32 | None = None, spec_hash: str = "x") -> DenseState:
+    """A state after so many steps."""
+    model, quality = HedgeDense(SPEC, training=True, precision="fp32"), Quality(SPEC)
+    rng, lane = np.random.default_rng(1), model.lane()
+    for _ in range(step):
+        lane.forward_backward(make_batch(SPEC, 8, rng))
+        model.step([lane])
+    return DenseState(
+        model,
+        DenseLedger({0: 10 * step}),
+        quality,
+        SharedMeasures(quality),
+        Progress(steps=step),
+        spec_hash,
+        GradientSums(HalfReducer(), carry),
+    )
+
+
+def sync(*states: DenseState, run: Any = results_of) -> list[Any]:
+    together = Together(len(states))
+
+    def one(i: int) -> Any:
+        return lambda: states[i].sync(cast(ProcessGroup, Member(together, i, len(states))))
+
+    return cast(list[Any], run(*(one(i) for i in range(len(states)))))
+
+
+def weights(state: DenseState) -> dict[str, list[Any]]:
+    return {name: array.tolist() for name, array in state.model.state().items()}
+
+
+def test_ranks_take_the_state_of_the_highest_step_with_its_carry() -> None:
+    ahead, behind = state_of(3, np.array([1.0, 2.0], np.float32)), state_of(1)
+
+    sync(behind, ahead)
+
+    assert weights(behind) == weights(ahead)
+    assert cast(F32, behind.sums.carry).tolist() == [1.0, 2.0]
+    assert (behind.ledger.applied, behind.progress.steps) == ({0: 30}, 3)
+
+
+def test_state_without_a_carry_leaves_none() -> None:
+    ahead, behind = state_of(3), state_of(1, np.ones(2, np.float32))
+    cast(HalfReducer, behind.sums.reducer).residual = np.ones(2, np.float32)
+
+    sync(ahead, behind)
+
+    assert behind.sums.carry is None
+    assert cast(HalfReducer, behind.sums.reducer).residual is None, "of steps that are made again"
+
+
+class Counting(HalfReducer):
+    """A reducer with a count that ranks must share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        return {"steps": np.array([self.steps])}
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        self.steps = int(state["steps"][0])
+
+
+def test_state_of_a_reducer_is_a_part_of_the_dense_state() -> None:
+    ahead, behind = state_of(3), state_of(1)
+    for steps, state in ((7, ahead), (2, behind)):
+        state.sums = GradientSums(Counting())
+        cast(Counting, state.sums.reducer).steps = steps
+
+    sync(ahead, behind)
+    cast(Counting, ahead.sums.reducer).steps = 8
+    behind.keep()
+    cast(Counting, behind.sums.reducer).steps = 9
+    behind.roll_back()
+
+    assert cast(Counting, behind.sums.reducer).steps == 7
+    assert list(ahead.sums.state()) == ["reduce/Counting/steps"]
+    cast(Counting, behind.sums.reducer).steps = 5
+    behind.sums.load_state({"reduce/Other/steps": np.array([1])})
+    assert cast(Counting, behind.sums.reducer).steps == 5, "a version of another reducer"
+
+
+def test_ranks_with_different_specs_refuse_to_train() -> None:
+    results = sync(state_of(0), state_of(0, spec_hash="y"), run=at_once)
+
+    assert all(isinstance(result, Mismatch) for result in results)
+
+
+def test_rollback_restores_the_flush_point() -> None:
+    state, wanted = state_of(2, np.ones(2, np.float32)), state_of(2)
+    state.keep()
+    state.sums.carry = None
+    lane = state.model.lane()
+    lane.forward_backward(make_batch(SPEC, 8, np.random.default_rng(5)))
+    state.model.step([lane])
+    cast(HalfReducer, state.sums.reducer).residual = np.ones(2, np.float32)
+    state.ledger.applied[0] = 99
+    state.progress.steps = 7
+
+    assert state.roll_back() == 5
+
+    assert weights(state) == weights(wanted)
+    assert cast(F32, state.sums.carry).tolist() == [1.0, 1.0]
+    assert cast(HalfReducer, state.sums.reducer).residual is None
+    assert (state.ledger.applied, state.progress.steps) == ({0: 20}, 2)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_state_at_a_flush_point_is_not_rolled_back(times: int) -> None:
+    state = state_of(2)
+    state.keep()
+    state.roll_back()
+    state.progress.steps = 5
+
+    assert [state.roll_back() for _ in range(times)] == [0] * times
+    assert state.progress.steps == 5
