@@ -1,4 +1,6 @@
-from collections.abc import Iterator
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +13,14 @@ from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
 from freshet.coordination.assignment import Owners
+from freshet.embedder.push_queue import PushQueue
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.log.topics import ensure_topics
 from freshet.paramserver.server import identity_of, serve_rows
 from freshet.paramserver.shard import Shard
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rows.grpc.frames import Described
+from freshet.rows.grpc.handles import KeptKeys
 from freshet.rows.service import KeyGroup, Push, RowService, RowStates
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.rpc.channel import MIB, Transport
@@ -29,7 +33,9 @@ from freshet.testing.contracts.rowservice import (
     WIDTH,
     RowServiceContract,
     keys_of,
+    look_up,
     push_of,
+    push_of_steps,
 )
 from freshet.testing.reference import ReferenceRowService
 from freshet.types import F32, Bool, bucket_of
@@ -117,6 +123,67 @@ class TestTwoRemoteShardsInPieces(Remote):
 
 
 del Remote  # not a suite of its own
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_keys_of_a_lookup_are_not_sent_again(tmp_path: Path, shards: int) -> None:
+    rows = [(0, (k << 56) + k) for k in range(1, 200)]
+    with served(tmp_path, parse_spec(SPEC), shards) as (remote, _):
+
+        def sent_by(push: Push) -> int:
+            before = remote.total().sent_bytes
+            assert remote.push(push)
+            return remote.total().sent_bytes - before
+
+        gradients = {row: [1.0, 0.0] for row in rows}
+        with_keys = sent_by(push_of({0: (0, 1)}, gradients))
+        look_up(remote, rows, create=True)
+        by_handle = sent_by(push_of({0: (1, 2)}, gradients))
+        assert with_keys - by_handle > 8 * len(rows) - 64 * shards
+        keys = 8 * len(rows)
+        steps = sent_by(push_of_steps({0: (2, 3)}, {row: [[1.0, 0.0]] * 3 for row in rows}))
+        assert steps - by_handle < 2 * 8 * len(rows) + keys / 2, "counts are sent, no keys"
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_forgotten_keys_are_sent_again_in_order(
+    tmp_path: Path, shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of the pushes in flight are applied, some meet a gap, some are not decoded."""
+    rows = [(0, (k << 56) + k) for k in range(1, 200)]
+    pushes, lost = 30, {7, 8, 11}
+    done = threading.Event()
+    asked = itertools.count()
+    find = KeptKeys.find
+
+    def forgetful(kept: KeptKeys, handle: bytes) -> Sequence[KeyGroup] | None:
+        return None if next(asked) in lost else find(kept, handle)
+
+    monkeypatch.setattr(KeptKeys, "find", forgetful)
+    with served(tmp_path, parse_spec(SPEC), shards) as (remote, made):
+        before = look_up(remote, rows, create=True)
+        failed: list[BaseException] = []
+        queue = PushQueue[int](
+            remote,
+            name="pushes",
+            acknowledged=lambda tag: done.set() if tag == pushes - 1 else None,
+            dropped=lambda _: None,
+            moved=lambda: None,
+            refused=failed.append,
+            failed=failed.append,
+        )
+        for i in range(pushes):
+            queue.add(push_of({0: (i, i + 1)}, {row: [1.0, float(i)] for row in rows}), i)
+        assert done.wait(30.0), failed
+        assert queue.close(5.0)
+        after = look_up(remote, rows, create=True)
+        assert failed == []
+        assert next(asked) > min(lost), "no push named a handle"
+        assert remote.applied() == {0: [pushes], 1: [0]}
+        assert [shard.counts.pushes - shard.counts.skipped for shard in made] == [pushes] * shards
+    for row in rows:
+        steps = np.subtract(before[row], after[row])
+        np.testing.assert_allclose(steps, [pushes, sum(range(pushes))], rtol=1e-5)
 
 
 LIMITS = (MIN_LIMIT_BYTES, 1000, 4096, MIB)

@@ -21,7 +21,9 @@ from freshet.errors import BadInput, Corrupt, FreshetError, Mismatch, TooLarge
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.log.topics import ensure_topics
 from freshet.paramserver.server import identity_of, serve_rows
-from freshet.rows.grpc.frames import Described, lookup_frame, push_frame
+from freshet.rows.grpc.frames import Described, PushedGroup, lookup_frame, push_frame
+from freshet.rows.grpc.handles import handle_of
+from freshet.rows.service import Push
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.rpc.channel import MIB, Transport, method_name, open_channel
 from freshet.rpc.errors import failure_of
@@ -29,7 +31,7 @@ from freshet.rpc.frames import BadFrame, Frame, Kind, LargeFrame, OtherFrame, Pa
 from freshet.rpc.pieces import split_message
 from freshet.rpc.server import FrameServer
 from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS
-from freshet.types import Fence, OffsetRange
+from freshet.types import Fence, OffsetRange, TimeMs
 from freshet.wires.codecs import RowCodec
 from freshet.wires.row_wire import RowWire
 from tests.fixtures.embedder import RemoteScene
@@ -88,22 +90,21 @@ def shard(tmp_path: Path) -> Iterator[FrameServer]:
 
 def row_requests(widths: tuple[int, ...]) -> list[bytes]:
     keys, tables = np.arange(1, 6, dtype=np.uint64), np.zeros(5, np.uint8)
-    gradients, everything = np.ones((5, widths[0]), np.float32), np.ones(BUCKETS, np.bool_)
+    gradients, everything = np.ones((9, widths[0]), np.float32), np.ones(BUCKETS, np.bool_)
+    push = Push((OffsetRange(0, 0, 7),), Fence(10), TimeMs(5), (), ())
+    rows = [PushedGroup(0, keys, tables, gradients[:5])]
+    repeated = [PushedGroup(0, keys, tables, gradients, np.array([1, 2, 1, 4, 1], np.uint32))]
     return [
         lookup_frame(1, [(0, keys, tables)], RowCodec.FP32, create=True),
         lookup_frame(2, [(0, keys, tables)], RowCodec.INT8, create=False),
         lookup_frame(3, [(0, keys, tables)], RowCodec.FP32, create=True, states=True),
-        push_frame(3, [OffsetRange(0, 0, 7)], 10, 5, [(0, keys, tables, gradients)], RowWire(), everything),
-        push_frame(
-            4,
-            [OffsetRange(0, 0, 7)],
-            10,
-            5,
-            [(0, keys, tables, gradients)],
-            RowWire(RowCodec.INT8, seed=1),
-            everything,
-        ),
-        encode_frame(Frame(Kind.REQUEST, 5)),
+        lookup_frame(4, [(0, keys, tables)], RowCodec.FP32, create=True, keep=True),
+        push_frame(5, push, rows, RowWire(), everything),
+        push_frame(6, push, rows, RowWire(RowCodec.INT8, seed=1), everything),
+        push_frame(7, push, rows, RowWire(), everything, handle_of([(0, keys, tables)])),
+        push_frame(8, push, repeated, RowWire(), everything, handle_of([(0, keys, tables)])),
+        push_frame(9, push, repeated, RowWire(), everything),
+        encode_frame(Frame(Kind.REQUEST, 10)),
         *a_piece(),
     ]
 

@@ -17,12 +17,15 @@ from freshet.rows.grpc.frames import (
     Described,
     applied_frame,
     described_frame,
+    forgotten_frame,
+    keeps_keys,
     lookup_of,
     push_of,
     pushed_frame,
     rows_frame,
     span_of,
 )
+from freshet.rows.grpc.handles import KeptKeys, KeysForgottenError
 from freshet.rows.service import KeyGroup, Push, RowService, RowStates
 from freshet.rpc.frames import BadFrame, Frame
 from freshet.rpc.server import FrameServer
@@ -150,6 +153,7 @@ def serve_rows(
 class _Rows:
     def __init__(self, rows: OwnedRows, described: Described, server: FrameServer, wires: RowWires) -> None:
         self._rows, self._described, self._server, self._wires = rows, described, server, wires
+        self._kept = KeptKeys()
 
     def lookup(self, frame: Frame) -> bytes:
         span = span_of(frame)
@@ -164,7 +168,10 @@ class _Rows:
         if any(g.group >= len(widths) for g in groups):
             raise BadFrame(f"lookup: expected store groups below {len(widths)}", "shape")
         with self._server.reserve_answer(self._answer_bytes(groups, with_states=with_states)):
-            return self._lookup_rows(frame, groups, create=create, with_states=with_states)
+            answer = self._lookup_rows(frame, groups, create=create, with_states=with_states)
+        if keeps_keys(frame):
+            self._kept.add(groups)
+        return answer
 
     def _answer_bytes(self, groups: Sequence[KeyGroup], *, with_states: bool) -> int:
         """Size of the answer's rows and states, reserved before they are allocated."""
@@ -189,7 +196,12 @@ class _Rows:
         return rows_frame(frame.id, out, self._wires.lookups, frame.codec, state_rows, states.known)
 
     def push(self, frame: Frame) -> bytes:
-        push = push_of(frame, self._described.buckets, self._described.widths, self._wires.pushes)
+        try:
+            push = push_of(
+                frame, self._described.buckets, self._described.widths, self._wires.pushes, self._kept.find
+            )
+        except KeysForgottenError:
+            return forgotten_frame(frame.id)
         return pushed_frame(frame.id, self._rows.push(push))
 
     def applied(self, frame: Frame) -> bytes:

@@ -28,7 +28,17 @@ import numpy as np
 from freshet.coordination.assignment import NO_OWNER, Owners
 from freshet.errors import Fenced, FreshetError, Overloaded, Refused, TooLarge, Unavailable
 from freshet.observability.tracing import current
-from freshet.rows.grpc.frames import applied_of, known_of, lookup_frame, push_frame, rows_into, states_into
+from freshet.rows.grpc.frames import (
+    PushedGroup,
+    applied_of,
+    known_of,
+    lookup_frame,
+    push_frame,
+    pushed_of,
+    rows_into,
+    states_into,
+)
+from freshet.rows.grpc.handles import KeysForgottenError, SentHandles, handle_of
 from freshet.rows.service import KeyGroup, Push, RowStates
 from freshet.rpc.channel import MIB, RETRY_AFTER_S, Transport, method_name, open_channel
 from freshet.rpc.errors import error_of, failure_of
@@ -72,7 +82,7 @@ class Link:
         self._lock = threading.Lock()
         self._streams: dict[str, _Stream] = {}
         self._closed = False
-        self.counts = LinkCounts()
+        self.counts, self.handles = LinkCounts(), SentHandles()
 
     def ask(self, method: str, make: Callable[[int], bytes]) -> Future[Frame]:
         """Send a request on the method's stream; `make` encodes it under the id it is given.
@@ -363,7 +373,7 @@ class RemoteRows:
             owners = self._owners()
             owners.check_whole()
             links = self._links_of(owners)
-            answers = [self._send_push(link, push, owners, shard) for shard, link in enumerate(links)]
+            answers = [(link, self._send_push(link, push, owners, shard)) for shard, link in enumerate(links)]
         except Exception as error:
             done.set_exception(error)
             return done
@@ -420,15 +430,19 @@ class RemoteRows:
 
     def _send_push(self, link: Link, push: Push, owners: Owners, shard: int) -> Future[Frame]:
         groups = [
-            (g.group, *_keys_of(g, places), gradients if places is None else gradients[places])
+            PushedGroup.of(g.group, *_keys_of(g, places), gradients if places is None else gradients[places])
             for g, gradients in zip(push.groups, push.gradients, strict=True)
             for places in [_places_of(g, owners, shard)]
         ]
-        wire, owned, span = self.pushes, owners.of_bucket == shard, push.span or current()
-        return link.ask(
-            "Push",
-            lambda i: push_frame(i, push.ranges, push.fence, push.clock_ms, groups, wire, owned, span),
+        groups = [group for group in groups if len(group.keys)]
+        handle = handle_of([(g.group, g.keys, g.tables) for g in groups]) if groups else b""
+        known = handle if link.handles.has(handle) else None
+        wire, owned, traced = (
+            self.pushes,
+            owners.of_bucket == shard,
+            replace(push, span=push.span or current()),
         )
+        return link.ask("Push", lambda i: push_frame(i, traced, groups, wire, owned, known))
 
     def _lookup_once(
         self, groups: Sequence[KeyGroup], out: Sequence[F32], create: bool, states: RowStates | None
@@ -447,16 +461,20 @@ class RemoteRows:
                     codec=self.lookups.codec,
                     create=create,
                     states=with_states,
+                    keep=create,
                     span=span,
                 )
                 future = link.ask("Lookup", encode)
-                sent.append((shard, link, {group: places[group] for group, *_ in wanted}, future))
+                handle = handle_of(wanted) if create else None  # while the shard works
+                sent.append((shard, link, {group: places[group] for group, *_ in wanted}, future, handle))
         deadline = time.monotonic() + self._attempt_s
         rows_of = {g.group: rows for g, rows in zip(groups, out, strict=True)}
         floats_of = {g.group: s for g, s in zip(groups, states.floats, strict=True)} if states else {}
         known = []
-        for shard, link, places, future in sent:
+        for shard, link, places, future, handle in sent:
             frame = self._answer(link, "Lookup", future, deadline)
+            if handle is not None:
+                link.handles.add(handle)
             for group, of in places.items():
                 _scatter(frame, group, of, rows_of[group], partial(rows_into, wire=self.lookups))
                 if states is not None:
@@ -496,11 +514,11 @@ class _OwnersChanged(Unavailable):
 class _PushResult:
     """Completes one future once all shards have answered a push."""
 
-    def __init__(self, answers: Sequence[Future[Frame]], done: Future[bool]) -> None:
+    def __init__(self, answers: Sequence[tuple[Link, Future[Frame]]], done: Future[bool]) -> None:
         self._answers, self._done = answers, done
         self._missing = len(answers)
         self._lock = threading.Lock()
-        for future in answers:
+        for _, future in answers:
             future.add_done_callback(self._count_answer)
 
     def _count_answer(self, _: Future[Frame]) -> None:
@@ -508,16 +526,19 @@ class _PushResult:
             self._missing -= 1
             if self._missing:
                 return
-        errors = [error for future in self._answers if (error := future.exception()) is not None]
+        applied, errors = False, list[BaseException]()
+        for link, future in self._answers:
+            try:
+                applied |= pushed_of(future.result())
+            except KeysForgottenError as error:  # pushed again, the link sends the keys
+                link.handles.forget()
+                errors.append(Unavailable(f"{link.address}: {error}"))
+            except Exception as error:
+                errors.append(error)
         if errors:
             self._done.set_exception(_worst(errors))
-            return
-        frames = [future.result() for future in self._answers]
-        wrong = next((frame for frame in frames if frame.kind != Kind.PUSHED), None)
-        if wrong is not None:
-            self._done.set_exception(BadFrame(f"expected an answer to a push, found {wrong.kind}", "shape"))
-            return
-        self._done.set_result(any(frame.flags for frame in frames))
+        else:
+            self._done.set_result(applied)
 
 
 def _worst(errors: Sequence[BaseException]) -> BaseException:
