@@ -43,7 +43,7 @@ from freshet.rpc.frames import decode_frame
 from freshet.rpc.server import FrameServer
 from freshet.types import Fence
 from freshet.wires.codecs import gradients_codec, rows_codec
-from freshet.wires.row_wire import RowWire
+from freshet.wires.row_wire import RowWire, RowWires
 
 CODECS = get_args(Codec)
 BATCH = 256
@@ -97,7 +97,7 @@ class Bench:
             dense_applied=dict,
             recent=RecentSamples(2_000, SYSTEM_CLOCK),
             transport=Transport(),
-            codec=gradients_codec(codec),
+            wires=RowWires.of(self.layout.scalars, gradients=gradients_codec(codec)),
             read_my_writes=False,
         )
         yield stream

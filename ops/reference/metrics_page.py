@@ -12,14 +12,15 @@ from freshet.observability.grpc_metrics import GRPC_METRICS
 from freshet.observability.metrics import Metric
 from freshet.paramserver.service import PARAMSERVER_METRICS, STORE_METRICS
 from freshet.process.telemetry import PROCESS_METRICS
+from freshet.wires.status import WIRE_METRICS
 from ops.reference.markdown import escaped, grid, header
 
 SERVICES: dict[str, tuple[Metric, ...]] = {
     "gateway": freshet.gateway.metrics.METRICS,
     "joiner": JOINER_METRICS,
-    "embedder": (*EMBEDDER_METRICS, *GRPC_METRICS),
-    "trainer": (DAMAGED_STATE, *TRAINER_METRICS),
-    "paramserver": (*PARAMSERVER_METRICS, *STORE_METRICS, *GRPC_METRICS),
+    "embedder": (*EMBEDDER_METRICS, *GRPC_METRICS, *WIRE_METRICS),
+    "trainer": (DAMAGED_STATE, *TRAINER_METRICS, *WIRE_METRICS),
+    "paramserver": (*PARAMSERVER_METRICS, *STORE_METRICS, *GRPC_METRICS, *WIRE_METRICS),
     "inference": freshet.inference.metrics.METRICS,
     "simulator": freshet.demo.service.METRICS,
     "console": freshet.console.collector.METRICS,

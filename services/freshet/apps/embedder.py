@@ -28,6 +28,7 @@ from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rpc.channel import Transport, transport_of
 from freshet.rpc.server import STREAMS, WORK_BYTES, FrameServer
 from freshet.wires.codecs import gradients_codec, rows_codec
+from freshet.wires.status import WIRE_METRICS, WiresStatus, tables_of_groups, wires_status
 
 
 def build_transport(settings: Settings, spec: Spec) -> Transport:
@@ -55,7 +56,7 @@ class EmbedderProcess:
         with Cleanup() as cleanup:
             claims = Claims(context.log, context.topics.control)
             cleanup.add("claims", claims.close)
-            rows = RemoteRows(
+            self._rows = rows = RemoteRows(
                 served,
                 ShardMap(claims, spec.buckets),
                 transport,
@@ -81,6 +82,7 @@ class EmbedderProcess:
                 EmbedderAddress(own.name, own.advertised_host or common.bind_address),
                 codec,
             )
+            self._tables = tables_of_groups(spec, context.layout)
             self._cleanup = cleanup.pop_all()
 
     def run(self, stop: threading.Event) -> None:
@@ -96,7 +98,14 @@ class EmbedderProcess:
 
     def status(self) -> Mapping[str, Any]:
         """Return figures for `freshet status` and metrics."""
-        return self._embedder.status()
+        return {**self._embedder.status(), "wires": self.wires()}
+
+    def wires(self) -> WiresStatus:
+        """Return what the wires to shards and trainers carried."""
+        shards, trainers = self._rows.wires, self._embedder.batches.wires
+        wires = {"lookup": shards.rows, "push": shards.gradients}
+        wires |= {"batch": trainers.rows, "gradients": trainers.gradients}
+        return wires_status(wires, self._tables)
 
 
 def run(spec: Spec, settings: Settings, stop: threading.Event) -> None:
@@ -106,6 +115,7 @@ def run(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         registry = service_registry()
         register(registry, EMBEDDER_METRICS, lambda: made[0].status() if made else None)
         register(registry, GRPC_METRICS, lambda: made[0].server.counts if made else None)
+        register(registry, WIRE_METRICS, lambda: made[0].wires() if made else None)
         admin = Admin(
             settings.common.bind_address,
             settings.embedder.admin_port,

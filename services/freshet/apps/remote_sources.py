@@ -23,6 +23,8 @@ from freshet.trainer.membership import Membership, QuorumOptions
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.service import Trainer
 from freshet.wires.codecs import RowCodec
+from freshet.wires.row_wire import RowWires
+from freshet.wires.status import tables_of_groups, wires_status
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class _RemoteRows:
 
     def __init__(self, rank: RankContext) -> None:
         self._rank, self._model = rank, rank.model
+        self._tables = tables_of_groups(rank.model.spec, rank.model.layout)
 
     def membership(self, options: QuorumOptions, stopping: Callable[[], bool]) -> Membership:
         """Return a membership among the ranks that `control` lists."""
@@ -83,6 +86,7 @@ class FromEmbedders(_RemoteRows):
     def __init__(self, rank: RankContext, wire: Wire) -> None:
         super().__init__(rank)
         self._wire = wire
+        self._wires = RowWires.of(rank.model.layout.scalars, gradients=wire.gradients)
         self._stream: RemoteStream | None = None
         self._before = RankCounts()
 
@@ -96,7 +100,7 @@ class FromEmbedders(_RemoteRows):
             dense_applied=dense_applied,
             recent=self._rank.recent,
             transport=self._wire.transport,
-            codec=self._wire.gradients,
+            wires=self._wires,
         )
         return self._stream
 
@@ -121,7 +125,8 @@ class FromEmbedders(_RemoteRows):
 
     def status(self) -> dict[str, Any]:
         """Return the counts."""
-        return self.counts().status()
+        wires = {"batch": self._wires.rows, "gradients": self._wires.gradients}
+        return {**self.counts().status(), "wires": wires_status(wires, self._tables)}
 
     def close(self) -> None:
         """Do nothing: streams close their connections."""
@@ -199,7 +204,8 @@ class FromShards(_RemoteRows):
 
     def status(self) -> dict[str, Any]:
         """Return the counts."""
-        return self.counts().status()
+        wires = {"lookup": self.rows.wires.rows, "push": self.rows.wires.gradients}
+        return {**self.counts().status(), "wires": wires_status(wires, self._tables)}
 
     def close(self) -> None:
         """Close the connections to the shards."""

@@ -43,6 +43,7 @@ from freshet.trainer.step_coordinator import DenseLedger
 from freshet.trainer.version_writer import Pins, VersionWriter, restart_point
 from freshet.types import Bucket, TopicPartition
 from freshet.versions import VersionStore
+from freshet.wires.status import WIRE_METRICS, WiresStatus
 
 log = structlog.get_logger("freshet.training")
 
@@ -195,6 +196,11 @@ class TrainerProcess:
             "open": quality.open,
         }
 
+    def wires(self) -> WiresStatus:
+        """Return what the wires of rows carried; nothing if the rows are in this process."""
+        found: WiresStatus = self.source.status().get("wires", {})
+        return found
+
     def progress(self) -> Mapping[str, Any]:
         """Return the applied and published offsets, which the console polls often."""
         return {"applied": dict(self.ledger.applied), **self.source.progress()}
@@ -263,6 +269,7 @@ def run(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         registry = service_registry()
         register(registry, [DAMAGED_STATE], lambda: {"damaged": not training and bool(damage)})
         register(registry, TRAINER_METRICS, lambda: training[0].status() if training else None)
+        register(registry, WIRE_METRICS, lambda: training[0].wires() if training else None)
         admin = Admin(
             settings.common.bind_address,
             settings.trainer.admin_port,

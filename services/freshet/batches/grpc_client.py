@@ -33,8 +33,7 @@ from freshet.rows.grpc.client import Link
 from freshet.rpc.channel import Transport
 from freshet.rpc.frames import Frame, decode_frame, encode_frame
 from freshet.types import F32, U32, Fence, TopicPartition
-from freshet.wires.codecs import RowCodec
-from freshet.wires.row_wire import RowWire
+from freshet.wires.row_wire import RowWires
 
 log = structlog.get_logger("freshet.trainer")
 
@@ -104,7 +103,7 @@ class RemoteStream(BatchStream):
         dense_applied: Callable[[], Mapping[int, Sequence[int]]],
         recent: RecentSamples,
         transport: Transport,
-        codec: RowCodec = RowCodec.FP32,
+        wires: RowWires | None = None,
         read_my_writes: bool = True,
     ) -> None:
         """Open no connection yet; `next_batch` does.
@@ -117,7 +116,7 @@ class RemoteStream(BatchStream):
             dense_applied: returns the dense vector, sent with each request (PROTOCOL 7).
             recent: stores learned samples for the gate.
             transport: certificates, token and limits.
-            codec: of the gradients.
+            wires: decode rows and encode gradients; None: gradients in fp32.
             read_my_writes: apply this rank's pending gradients to received rows, except in mode `sync`, which
                 has none; False: rows are trained on as received.
         """
@@ -125,8 +124,7 @@ class RemoteStream(BatchStream):
         self._context, self._assignment, self._owners = context, assignment, owners
         self._dense_applied, self._recent = dense_applied, recent
         self._transport, self.names = transport, Names.of(spec, context.layout)
-        self.rows = RowWire(scalars=context.layout.scalars)
-        self.gradients = RowWire(codec, context.layout.scalars, seed=secrets.randbits(64))
+        self.wires = wires or RowWires.of(context.layout.scalars)
         ahead = train.mode != "sync"  # else a feed prefetches no batches
         self._ahead = 1 + train.staleness_rows // train.batch_rows if ahead else 0
         self._own = ReadMyWrites(context.layout) if read_my_writes and ahead else None
@@ -411,7 +409,7 @@ class Feed:
             frame = self._received.popleft()
             memory = self._memory.pop() if self._memory else None
         try:
-            decoded = batch_of(frame, self._stream.names, self._stream.rows, memory)
+            decoded = batch_of(frame, self._stream.names, self._stream.wires.rows, memory)
         except FreshetError as error:
             self.fail(error)
             return None
@@ -429,7 +427,7 @@ class Feed:
 
         If they are lost, the feed ends and its embedder issues the batch again.
         """
-        vector, wire = self._stream.vector(), self._stream.gradients
+        vector, wire = self._stream.vector(), self._stream.wires.gradients
 
         def make(number: int) -> bytes:
             return gradients_frame(number, self._header, vector, batch_id, gradients, wire, counts)

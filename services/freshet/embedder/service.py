@@ -41,7 +41,7 @@ from freshet.rpc.frames import Frame, Kind
 from freshet.rpc.server import Answer, FrameServer
 from freshet.types import Fence
 from freshet.wires.codecs import RowCodec
-from freshet.wires.row_wire import RowWire
+from freshet.wires.row_wire import RowWires
 
 log = structlog.get_logger("freshet.embedder")
 
@@ -105,7 +105,7 @@ class BatchServer:
 
     def __init__(self, names: Names, codec: RowCodec, open_stream: Streams) -> None:
         self._names, self._open_stream = names, open_stream
-        self.rows, self.gradients = RowWire(codec, names.scalars), RowWire(scalars=names.scalars)
+        self.wires = RowWires.of(names.scalars, codec)
         self._widths = names.widths
         self._changed = threading.Condition()  # guards all below
         self._shape: LaneShape | None = None
@@ -177,7 +177,7 @@ class BatchServer:
         if not current:
             stream.push_gradients(lane, batch, None)
             raise Unavailable("another connection replaced this one")
-        encoded = batch_frame(frame.id, batch_id, batch, self._names, self.rows)
+        encoded = batch_frame(frame.id, batch_id, batch, self._names, self.wires.rows)
         self.served_batches += 1
         self.served_samples += len(batch)
         self.served_bytes += len(encoded)
@@ -204,7 +204,7 @@ class BatchServer:
         lane, batch = found
         gradients = counts = None
         if frame.flags & USED:
-            gradients, counts = gradients_of(frame, batch, self.gradients)
+            gradients, counts = gradients_of(frame, batch, self.wires.gradients)
         with self._changed:
             if feed.out.pop(batch_id, None) is None:
                 return given_frame(frame.id, done=False)

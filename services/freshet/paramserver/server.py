@@ -6,7 +6,6 @@ S slices (of a row in `lookup`), B buckets, U keys.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -30,7 +29,7 @@ from freshet.rows.service import KeyGroup, Push, RowService, RowStates
 from freshet.rpc.frames import BadFrame, Frame
 from freshet.rpc.server import FrameServer
 from freshet.types import F32, F64, I64, U32, Bucket
-from freshet.wires.row_wire import RowWire
+from freshet.wires.row_wire import RowWires
 
 ROWS = "Rows"
 
@@ -126,14 +125,6 @@ def identity_of(model: str, spec_hash: str) -> dict[str, str]:
     return {"freshet-model": model, "freshet-spec": spec_hash}
 
 
-@dataclass(frozen=True, slots=True)
-class RowWires:
-    """The wires of a shard: rows in answers to lookups, gradients in pushes."""
-
-    lookups: RowWire
-    pushes: RowWire
-
-
 def serve_rows(
     server: FrameServer, rows: OwnedRows, described: Described, scalars: Sequence[int] = ()
 ) -> RowWires:
@@ -141,7 +132,7 @@ def serve_rows(
 
     `scalars`: of each store group the floats of a row before its vector (`Layout.scalars`).
     """
-    wires = RowWires(RowWire(scalars=scalars), RowWire(scalars=scalars))
+    wires = RowWires.of(scalars)
     served = _Rows(rows, described, server, wires)
     server.add_stream(ROWS, "Lookup", served.lookup)
     server.add_stream(ROWS, "Push", served.push)
@@ -188,17 +179,21 @@ class _Rows:
         out = {g.group: np.empty((len(g.keys), widths[g.group]), np.float32) for g in groups}
         if not with_states:
             self._rows.lookup(groups, list(out.values()), create=create)
-            return rows_frame(frame.id, out, self._wires.lookups, frame.codec)
+            return rows_frame(frame.id, out, self._wires.rows, frame.codec)
         floats = self._described.states
         state_rows = {g.group: np.empty((len(g.keys), floats[g.group]), np.float32) for g in groups}
         states = RowStates(list(state_rows.values()))
         self._rows.lookup(groups, list(out.values()), create=create, states=states)
-        return rows_frame(frame.id, out, self._wires.lookups, frame.codec, state_rows, states.known)
+        return rows_frame(frame.id, out, self._wires.rows, frame.codec, state_rows, states.known)
 
     def push(self, frame: Frame) -> bytes:
         try:
             push = push_of(
-                frame, self._described.buckets, self._described.widths, self._wires.pushes, self._kept.find
+                frame,
+                self._described.buckets,
+                self._described.widths,
+                self._wires.gradients,
+                self._kept.find,
             )
         except KeysForgottenError:
             return forgotten_frame(frame.id)

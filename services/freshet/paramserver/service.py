@@ -29,6 +29,7 @@ from freshet.rows.grpc.frames import Described
 from freshet.rows.store import OnServers, RowStore, StoreServer
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import STREAMS, WORK_BYTES, FrameServer
+from freshet.wires.status import WIRE_METRICS, WiresStatus, tables_of_groups, wires_status
 
 POLL_S = 10.0
 
@@ -291,6 +292,7 @@ class ParamServer:
             streams=streams(spec, STREAMS),
             work_bytes=work_bytes(spec, WORK_BYTES),
         )
+        self._tables = tables_of_groups(spec, layout)
         widths = tuple(group.width for group in layout.groups)
         states = tuple(group.state_floats for group in layout.groups)
         described = Described(place.name, spec.name, spec_hash, spec.buckets, spec.partitions, widths, states)
@@ -386,14 +388,18 @@ class ParamServer:
             "shard": asdict(self.shard.counts),
             "store": asdict(self.shard.store.counts()),
             "refused": dict(self.server.counts.refused),
+            "wires": self._wires(),
         }
+
+    def _wires(self) -> WiresStatus:
+        return wires_status({"lookup": self.wires.rows, "push": self.wires.gradients}, self._tables)
 
     def progress(self) -> Mapping[str, Any]:
         """Return the slices and the progress of publishing, which the console polls."""
         return {"slices": len(self.manager.slices), "published": asdict(self.shard.published)}
 
     def register(self, registry: CollectorRegistry) -> None:
-        """Register PARAMSERVER_METRICS, STORE_METRICS and GRPC_METRICS."""
+        """Register PARAMSERVER_METRICS, STORE_METRICS, GRPC_METRICS and WIRE_METRICS."""
         register(
             registry,
             PARAMSERVER_METRICS,
@@ -401,6 +407,7 @@ class ParamServer:
         )
         register(registry, STORE_METRICS, lambda: None if self.watch is None else self.watch.seen)
         register(registry, GRPC_METRICS, lambda: self.server.counts)
+        register(registry, WIRE_METRICS, self._wires)
 
     def _flush_last(self, seconds: float, *, release: bool) -> None:
         """Flush and stop; with `release` also release all claims. Unwritten rows are replayed."""

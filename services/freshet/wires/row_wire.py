@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -103,6 +104,24 @@ class RowWire:
     def _is_checked(self) -> bool:
         self._packed += 1  # a lost count between threads moves a sample, no more
         return self._packed % CHECK_EVERY == 1
+
+
+@dataclass(frozen=True, slots=True)
+class RowWires:
+    """The two directions of a wire: rows to where they are used, gradients back."""
+
+    rows: RowWire
+    gradients: RowWire
+
+    @classmethod
+    def of(
+        cls,
+        scalars: Sequence[int] = (),
+        rows: RowCodec = RowCodec.FP32,
+        gradients: RowCodec = RowCodec.FP32,
+    ) -> RowWires:
+        """Return wires with these codecs; gradients are rounded stochastically. `scalars`: see `RowWire`."""
+        return cls(RowWire(rows, scalars), RowWire(gradients, scalars, seed=secrets.randbits(64)))
 
 
 def relative_error(values: F32, packed: NDArray[Any], form: RowFormat) -> float | None:

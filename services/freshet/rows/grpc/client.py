@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import queue
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +46,7 @@ from freshet.rpc.pieces import MessageAssembler, check_message_size, split_messa
 from freshet.tables.changes import KnownPushes
 from freshet.types import F32, I64, U8, U64, Bool
 from freshet.wires.codecs import RowCodec
-from freshet.wires.row_wire import RowWire
+from freshet.wires.row_wire import RowWires
 
 Metadata = Sequence[tuple[str, str]]
 
@@ -295,8 +294,7 @@ class RemoteRows:
             in_flight_bytes: most bytes of unanswered requests on a stream to a shard.
         """
         self._served, self._owners, self._transport = served, owners, transport
-        self.lookups = RowWire(lookup_codec, served.scalars)
-        self.pushes = RowWire(push_codec, served.scalars, seed=secrets.randbits(64))
+        self.wires = RowWires.of(served.scalars, lookup_codec, push_codec)
         self._deadline_s, self._attempt_s, self._in_flight = deadline_s, attempt_s, in_flight_bytes
         self._lock = threading.Lock()
         self._links: dict[str, Link] = {}
@@ -437,11 +435,8 @@ class RemoteRows:
         groups = [group for group in groups if len(group.keys)]
         handle = handle_of([(g.group, g.keys, g.tables) for g in groups]) if groups else b""
         known = handle if link.handles.has(handle) else None
-        wire, owned, traced = (
-            self.pushes,
-            owners.of_bucket == shard,
-            replace(push, span=push.span or current()),
-        )
+        wire, owned = self.wires.gradients, owners.of_bucket == shard
+        traced = replace(push, span=push.span or current())
         return link.ask("Push", lambda i: push_frame(i, traced, groups, wire, owned, known))
 
     def _lookup_once(
@@ -458,7 +453,7 @@ class RemoteRows:
                 encode = partial(
                     lookup_frame,
                     groups=wanted,
-                    codec=self.lookups.codec,
+                    codec=self.wires.rows.codec,
                     create=create,
                     states=with_states,
                     keep=create,
@@ -476,7 +471,7 @@ class RemoteRows:
             if handle is not None:
                 link.handles.add(handle)
             for group, of in places.items():
-                _scatter(frame, group, of, rows_of[group], partial(rows_into, wire=self.lookups))
+                _scatter(frame, group, of, rows_of[group], partial(rows_into, wire=self.wires.rows))
                 if states is not None:
                     _scatter(frame, group, of, floats_of[group], states_into)
             if states is not None:
