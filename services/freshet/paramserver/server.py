@@ -5,6 +5,7 @@ S slices (of a row in `lookup`), B buckets, U keys.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from freshet.errors import Unavailable
 from freshet.observability.tracing import within
 from freshet.rows.grpc.frames import (
     Described,
+    after_of,
     applied_frame,
     described_frame,
     forgotten_frame,
@@ -28,10 +30,13 @@ from freshet.rows.grpc.handles import KeptKeys, KeysForgottenError
 from freshet.rows.service import KeyGroup, Push, RowService, RowStates
 from freshet.rpc.frames import BadFrame, Frame
 from freshet.rpc.server import FrameServer
-from freshet.types import F32, F64, I64, U32, Bucket
+from freshet.types import F32, F64, I64, U32, Bucket, OffsetRange
 from freshet.wires.row_wire import RowWires
 
 ROWS = "Rows"
+
+AFTER_S = 1.0
+"""Longest wait of a lookup for pushes, which are sent at the same time: one that is lost comes after more."""
 
 
 class OwnedRows(RowService, Protocol):
@@ -145,6 +150,7 @@ class _Rows:
     def __init__(self, rows: OwnedRows, described: Described, server: FrameServer, wires: RowWires) -> None:
         self._rows, self._described, self._server, self._wires = rows, described, server, wires
         self._kept = KeptKeys()
+        self._pushed = threading.Condition()  # a push is answered
 
     def lookup(self, frame: Frame) -> bytes:
         span = span_of(frame)
@@ -158,6 +164,8 @@ class _Rows:
         widths = self._described.widths
         if any(g.group >= len(widths) for g in groups):
             raise BadFrame(f"lookup: expected store groups below {len(widths)}", "shape")
+        if after := after_of(frame):
+            self._await_pushes(after)
         with self._server.reserve_answer(self._answer_bytes(groups, with_states=with_states)):
             answer = self._lookup_rows(frame, groups, create=create, with_states=with_states)
         if keeps_keys(frame):
@@ -197,7 +205,21 @@ class _Rows:
             )
         except KeysForgottenError:
             return forgotten_frame(frame.id)
-        return pushed_frame(frame.id, self._rows.push(push))
+        applied = self._rows.push(push)
+        with self._pushed:
+            self._pushed.notify_all()
+        return pushed_frame(frame.id, applied)
+
+    def _await_pushes(self, ranges: Sequence[OffsetRange]) -> None:
+        """Wait until all owned buckets have applied these ranges. Raises Unavailable after AFTER_S."""
+
+        def is_applied() -> bool:
+            applied = self._rows.applied()
+            return all(min(applied.get(r.partition, ()), default=r.stop) >= r.stop for r in ranges)
+
+        with self._pushed:
+            if not self._pushed.wait_for(is_applied, AFTER_S):
+                raise Unavailable(f"pushes that a lookup waits for were not applied within {AFTER_S:g} s")
 
     def applied(self, frame: Frame) -> bytes:
         held = self._rows.owned()  # first: a bucket added in between is missing here, and sent next time

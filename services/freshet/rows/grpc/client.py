@@ -44,7 +44,7 @@ from freshet.rpc.errors import error_of, failure_of
 from freshet.rpc.frames import BadFrame, Frame, Kind, decode_frame, encode_frame
 from freshet.rpc.pieces import MessageAssembler, check_message_size, split_message
 from freshet.tables.changes import KnownPushes
-from freshet.types import F32, I64, U8, U64, Bool
+from freshet.types import F32, I64, U8, U64, Bool, OffsetRange
 from freshet.wires.codecs import RowCodec
 from freshet.wires.row_wire import RowWires
 
@@ -317,6 +317,17 @@ class RemoteRows:
         """
         self._until_deadline(lambda: self._lookup_once(groups, out, create, states))
 
+    def lookup_after(
+        self,
+        ranges: Sequence[OffsetRange],
+        groups: Sequence[KeyGroup],
+        out: Sequence[F32],
+        *,
+        states: RowStates | None = None,
+    ) -> None:
+        """Write each key's slots into `out` (U, S) float32; see `LookupsAfter`."""
+        self._lookup_once(groups, out, True, states, ranges)
+
     def push(self, push: Push) -> bool:
         """Apply a batch's gradients; see `RowService`.
 
@@ -440,7 +451,12 @@ class RemoteRows:
         return link.ask("Push", lambda i: push_frame(i, traced, groups, wire, owned, known))
 
     def _lookup_once(
-        self, groups: Sequence[KeyGroup], out: Sequence[F32], create: bool, states: RowStates | None
+        self,
+        groups: Sequence[KeyGroup],
+        out: Sequence[F32],
+        create: bool,
+        states: RowStates | None,
+        after: Sequence[OffsetRange] = (),
     ) -> None:
         owners, span, with_states = self._owners(), current(), states is not None
         _check_owned(groups, owners)
@@ -457,6 +473,7 @@ class RemoteRows:
                     create=create,
                     states=with_states,
                     keep=create,
+                    after=after,
                     span=span,
                 )
                 future = link.ask("Lookup", encode)

@@ -3,8 +3,9 @@
 | method | request | answer |
 |---|---|---|
 | `Lookup` (stream) | LOOKUP: KEYS and TABLES of each group; the codec of the answer; flag 1: create; flag 2:
-states; flag 4: keep the keys for a push | ROWS: VALUES of each group; with flag 2 STATES of groups that have
-any, MOMENTS and, if there are several, MOMENT_OF of each group (the pushes that its rows contain) |
+states; flag 4: keep the keys for a push; RANGES, if any: answer once these pushes are applied | ROWS: VALUES
+of each group; with flag 2 STATES of groups that have any, MOMENTS and, if there are several, MOMENT_OF of
+each group (the pushes that its rows contain) |
 | `Push` (stream) | PUSH: RANGES, NUMBERS (fence, clock in ms), OWNED (buckets that the sender assumes the
 receiver to own), of each group with rows KEYS, TABLES, VALUES and, if rows have several gradients, COUNTS;
 HANDLE instead of KEYS and TABLES: those of a lookup with flag 4 | PUSHED: flag 1: applied, 0: applied before;
@@ -91,6 +92,7 @@ def lookup_frame(
     create: bool,
     states: bool = False,
     keep: bool = False,
+    after: Sequence[OffsetRange] = (),
     span: Context | None = None,
 ) -> bytes:
     """Encode a lookup.
@@ -102,11 +104,14 @@ def lookup_frame(
         create: create absent rows.
         states: return optimiser state, too.
         keep: keep the keys, as a push may name them by `handle_of(groups)`.
+        after: pushes that the rows must contain.
         span: parent span, if the lookup is traced.
     """
     sections: dict[tuple[Part, int], NDArray[Any]] = {}
     if span is not None:
         sections[Part.SPAN, 0] = _span_numbers(span)
+    if after:
+        sections[Part.RANGES, 0] = _ranges_array(after)
     for group, keys, tables in groups:
         sections[Part.KEYS, group] = keys
         add_tables(sections, group, tables)
@@ -126,10 +131,21 @@ def _span_numbers(span: Context) -> U64:
     return np.array([span.trace_id >> 64, span.trace_id & (1 << 64) - 1, span.span_id], np.uint64)
 
 
+def _ranges_array(ranges: Sequence[OffsetRange]) -> I64:
+    return np.array([(r.partition, r.start, r.stop) for r in ranges], np.int64).reshape(-1, 3)
+
+
 def lookup_of(frame: Frame, buckets: int) -> tuple[list[KeyGroup], bool, bool]:
     """Decode a lookup into (groups, create, states). Raises BadFrame if it is malformed."""
     _expect(frame, Kind.LOOKUP)
     return _groups_of(frame, buckets), bool(frame.flags & _CREATE), bool(frame.flags & _STATES)
+
+
+def after_of(frame: Frame) -> list[OffsetRange]:
+    """Return the pushes that a lookup waits for. Raises BadFrame, and ValueError if a range is empty."""
+    if not frame.has(Part.RANGES):
+        return []
+    return [OffsetRange(*r) for r in frame.array(Part.RANGES, np.int64, (None, 3)).tolist()]
 
 
 def keeps_keys(frame: Frame) -> bool:
@@ -220,9 +236,8 @@ def push_frame(
         handle: of the groups' keys, if the receiver keeps them; None: they are sent.
     """
     codec = wire.codec  # it may change meanwhile
-    ranges = [(r.partition, r.start, r.stop) for r in push.ranges]
     sections: dict[tuple[Part, int], NDArray[Any]] = {
-        (Part.RANGES, 0): np.array(ranges, np.int64).reshape(-1, 3),
+        (Part.RANGES, 0): _ranges_array(push.ranges),
         (Part.NUMBERS, 0): np.array([push.fence, push.clock_ms], np.int64),
     }
     add_owned(sections, owned)
