@@ -56,6 +56,7 @@ BY_HAND = {
     "early": "AUC of early emission as served, beside emission by windows; needs the retail stream",
     "live": "AUC of two lanes, shards and embedders beside a backtest of one; needs the retail stream",
     "wires": "bytes a sample on each wire by codec, and the AUC with each; needs the retail stream",
+    "reducers": "bytes of dense gradients by reducer, and AUC with each, on a stream that drifts",
     "streams": "downloads real streams from packages as ready samples; lists sources and licences",
     "table_beside_fbgemm": "our table and FBGEMM's kernels in turns; needs bench.peers.setup torchrec",
     "table_sizes": "the table from 1e5 to 5e7 rows: growth, rates, update rules, small tables, eviction",

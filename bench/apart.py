@@ -37,7 +37,6 @@ from freshet.log import EventLog
 from freshet.log.context import ModelContext
 from freshet.testing.conditions import wait_until
 from freshet.types import TopicPartition
-from freshet.wires.codecs import gradients_codec, rows_codec
 from tests.servers.processes import Process, lasting_ports
 
 START_S = 60.0
@@ -79,7 +78,7 @@ class Apart:
             shards = [stack.enter_context(self._shard(i, file, folder)) for i in range(self.shards)]
             embedders = [stack.enter_context(self._embedder(i, file, folder)) for i in range(self.embedders)]
             self._wait_for_owners(spec, events)
-            wire = Wire(rows=rows_codec(self.codec), gradients=gradients_codec(self._gradients))
+            wire = Wire(rows=self.codec, gradients=self._gradients)
             source = FromEmbedders if self.embedders else FromShards
             rank = TrainerProcess(context, versions, partial(source, wire=wire))
             return _observed(rank, samples_in(events, spec), [p.pid for p in (*shards, *embedders)])

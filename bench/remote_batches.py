@@ -43,7 +43,8 @@ from freshet.rpc.frames import decode_frame
 from freshet.rpc.server import FrameServer
 from freshet.types import Fence
 from freshet.wires.codecs import gradients_codec, rows_codec
-from freshet.wires.row_wire import RowWire, RowWires
+from freshet.wires.link_codecs import CodecChoice
+from freshet.wires.row_wire import RowWires
 
 CODECS = get_args(Codec)
 BATCH = 256
@@ -87,7 +88,7 @@ class Bench:
             return self.stream(partial(applied, 0)), [0]
 
         names = Names.of(self.spec, self.layout)
-        batches, server = BatchServer(names, rows_codec(codec), make), FrameServer("127.0.0.1:0", Transport())
+        batches, server = BatchServer(names, make), FrameServer("127.0.0.1:0", Transport())
         batches.add_to(server)
         server.start()
         stream = RemoteStream(
@@ -97,7 +98,7 @@ class Bench:
             dense_applied=dict,
             recent=RecentSamples(2_000, SYSTEM_CLOCK),
             transport=Transport(),
-            wires=RowWires.of(self.layout.scalars, gradients=gradients_codec(codec)),
+            choice=CodecChoice.of(codec, codec, self.layout.shapes),
             read_my_writes=False,
         )
         yield stream
@@ -132,13 +133,10 @@ def batch_from(stream: BatchStream) -> TrainBatch:
 def frames(bench: Bench, batch: TrainBatch, codec: str, seconds: float) -> Figures:
     """Measure bytes and times of one batch and its gradients."""
     names, scalars = Names.of(bench.spec, bench.layout), bench.layout.scalars
-    rows_wire, gradients_wire = (
-        RowWire(rows_codec(codec), scalars),
-        RowWire(gradients_codec(codec), scalars, 1),
-    )
+    wires, down, up = RowWires.of(scalars), rows_codec(codec), gradients_codec(codec)
     gradients = list(bench.lane.forward_backward(batch.inputs, dense_weight=1.0).gradients)
-    sent = batch_frame(1, 1, batch, names, rows_wire)
-    home = gradients_frame(1, HEADER, {0: 1}, 1, gradients, gradients_wire)
+    sent = batch_frame(1, 1, batch, names, wires.rows, down)
+    home = gradients_frame(1, HEADER, {0: 1}, 1, gradients, wires.gradients, up)
     rows = sum(len(group.rows) for group in batch.inputs.groups)
     floats = sum(group.rows.size for group in batch.inputs.groups)
     return {
@@ -146,15 +144,15 @@ def frames(bench: Bench, batch: TrainBatch, codec: str, seconds: float) -> Figur
         "row_floats_per_sample": floats / len(batch),
         "batch_bytes_per_sample": len(sent) / len(batch),
         "gradients_bytes_per_sample": len(home) / len(batch),
-        "write_batch_us": micros(lambda: batch_frame(1, 1, batch, names, rows_wire), seconds),
+        "write_batch_us": micros(lambda: batch_frame(1, 1, batch, names, wires.rows, down), seconds),
         "read_batch_us": micros(
-            lambda: batch_of(decode_frame(sent, max_bytes=MAX_BYTES), names, rows_wire), seconds
+            lambda: batch_of(decode_frame(sent, max_bytes=MAX_BYTES), names, wires.rows), seconds
         ),
         "write_gradients_us": micros(
-            lambda: gradients_frame(1, HEADER, {0: 1}, 1, gradients, gradients_wire), seconds
+            lambda: gradients_frame(1, HEADER, {0: 1}, 1, gradients, wires.gradients, up), seconds
         ),
         "read_gradients_us": micros(
-            lambda: gradients_of(decode_frame(home, max_bytes=MAX_BYTES), batch, gradients_wire), seconds
+            lambda: gradients_of(decode_frame(home, max_bytes=MAX_BYTES), batch, wires.gradients), seconds
         ),
     }
 

@@ -34,7 +34,7 @@ from freshet.rpc.channel import MIB, Transport
 from freshet.rpc.server import FrameServer
 from freshet.tables import Plan
 from freshet.types import F32, Fence, OffsetRange, TimeMs
-from freshet.wires.codecs import gradients_codec, rows_codec
+from freshet.wires.link_codecs import CodecChoice
 
 SAMPLES, IDS = 256, 26
 AHEAD = 4
@@ -118,8 +118,7 @@ def _measure(rows: int, rounds: int, folder: Path) -> Figures:
                 Served(spec.name, "hash"),
                 lambda: owners,
                 TRANSPORT,
-                lookup_codec=rows_codec(codec),
-                push_codec=gradients_codec(codec),
+                choice=CodecChoice(codec, codec),
             )
 
             def measured(name: str, work: Callable[[], object], times: int, per_call: int = 1) -> None:

@@ -25,8 +25,8 @@ from freshet.rows.grpc.frames import PushedGroup, lookup_frame, push_frame, rows
 from freshet.rows.grpc.handles import handle_of
 from freshet.rows.service import KeyGroup, Push
 from freshet.tables import Plan
-from freshet.types import F32, U64, Fence, OffsetRange, TimeMs, bucket_of
-from freshet.wires.codecs import gradients_codec, rows_codec
+from freshet.types import F32, I64, U64, Fence, OffsetRange, TimeMs, bucket_of
+from freshet.wires.codecs import RowCodec, gradients_codec, rows_codec
 from freshet.wires.row_wire import RowWire
 
 IDS, DIM, SAMPLES, BUCKETS = 26, 16, 4096, 1024
@@ -37,6 +37,7 @@ PLAIN_BYTES = 4 * IDS * DIM * 4 + 2 * IDS * 8
 CODECS = ("fp32", "bf16", "int8", "int4")
 NAMES = Names((), ("label",), (DIM,), (0,), BUCKETS)
 RANGE = OffsetRange(0, 0, 16)
+WIRE = RowWire((0,), seed=1)
 PUSH = Push((RANGE,), Fence(1), TimeMs(1), (), ())
 
 
@@ -75,13 +76,13 @@ def train_batch(inputs: GroupInputs, samples: int) -> TrainBatch:
 def wires(ids: int, codec: str) -> Figures:
     """Return the bytes of a sample on each wire."""
     group, inputs = Batches(ids).keys(SAMPLES)
-    rows, gradients = RowWire(rows_codec(codec), (0,)), RowWire(gradients_codec(codec), (0,), seed=1)
+    rows, gradients = rows_codec(codec), gradients_codec(codec)
     header = RequestHeader(1, Fence(1), 0, 1, 1, 0)
     sent = {
-        "lookup": lookup_frame(1, [(0, group.keys, group.tables)], rows.codec, create=True),
-        "rows": rows_frame(1, {0: inputs.rows}, rows, rows.codec),
-        "batch": batch_frame(1, 1, train_batch(inputs, SAMPLES), NAMES, rows),
-        "gradients": gradients_frame(1, header, {0: 1}, 1, [inputs.rows], gradients),
+        "lookup": lookup_frame(1, [(0, group.keys, group.tables)], rows, create=True),
+        "rows": rows_frame(1, {0: inputs.rows}, WIRE, rows),
+        "batch": batch_frame(1, 1, train_batch(inputs, SAMPLES), NAMES, WIRE, rows),
+        "gradients": gradients_frame(1, header, {0: 1}, 1, [inputs.rows], WIRE, gradients),
         "push": pushes(group, inputs.rows, np.zeros(BUCKETS, np.int64), gradients)[0],
     }
     figures: Figures = {name: len(data) / SAMPLES for name, data in sent.items()}
@@ -93,7 +94,7 @@ def wires(ids: int, codec: str) -> Figures:
     }
 
 
-def pushes(group: KeyGroup, gradients: F32, owner: np.ndarray, wire: RowWire) -> list[bytes]:
+def pushes(group: KeyGroup, gradients: F32, owner: I64, codec: RowCodec) -> list[bytes]:
     """Return the frames of a push to each shard; owner: (B,) of each bucket, gradients: (U, DIM)."""
     of = owner[bucket_of(group.keys, BUCKETS)]
     frames = []
@@ -102,21 +103,21 @@ def pushes(group: KeyGroup, gradients: F32, owner: np.ndarray, wire: RowWire) ->
         keys, tables, own = group.keys[mine], group.tables[mine], owner == shard
         if len(keys):
             part = [PushedGroup(0, keys, tables, gradients[mine])]
-            frames.append(push_frame(1, PUSH, part, wire, own, handle_of([(0, keys, tables)])))
+            frames.append(push_frame(1, PUSH, part, WIRE, codec, own, handle_of([(0, keys, tables)])))
         else:
-            frames.append(push_frame(1, PUSH, [], wire, own))
+            frames.append(push_frame(1, PUSH, [], WIRE, codec, own))
     return frames
 
 
 def fan_out(samples: int, features: int, shards: int, batches: int) -> Figures:
     """Return shards with rows, and bytes, of the mean push of a batch."""
-    made, wire = Batches(1_000_000), RowWire(gradients_codec("int8"), (0,), seed=1)
+    made = Batches(1_000_000)
     owner = np.repeat(np.arange(SLICES) % shards, BUCKETS // SLICES)
     with_rows = sent = 0
     for _ in range(batches):
         group, inputs = made.keys(samples, features)
         with_rows += len(np.unique(owner[bucket_of(group.keys, BUCKETS)]))
-        sent += sum(map(len, pushes(group, inputs.rows, owner, wire)))
+        sent += sum(map(len, pushes(group, inputs.rows, owner, RowCodec.INT8)))
     return {"shards_with_rows": with_rows / batches, "bytes": sent / batches}
 
 

@@ -18,7 +18,6 @@ from freshet.paramserver.service import ParamServer, ShardAddress
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import FrameServer
 from freshet.testing.conditions import wait_until
-from freshet.wires.codecs import RowCodec
 from tests.fixtures.trainers import rank_of, trainer_of
 
 DEADLINE_S = 60.0
@@ -69,7 +68,6 @@ def scene(folder: Path, spec: Spec) -> Iterator[Scene]:
         BlockDecoders(pipeline.context, pipeline.writer),
         FrameServer("127.0.0.1:0", Transport()),
         EmbedderAddress("a", "127.0.0.1"),
-        RowCodec.FP32,
     )
     stop = threading.Event()
     serving = threading.Thread(target=embedder.run, args=(stop,))

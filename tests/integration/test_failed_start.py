@@ -26,7 +26,6 @@ from freshet.log import EventLog
 from freshet.log.topics import ensure_topics
 from freshet.paramserver.service import ParamServer, ShardAddress
 from freshet.rpc.channel import MIB, Transport
-from freshet.wires.codecs import RowCodec
 from tests.fixtures.trainers import rank_of, trainer_of
 
 SPEC_FILE = Path(__file__).parents[1] / "system" / "ledger" / "freshet.toml"
@@ -57,7 +56,7 @@ def start_trainer(world: Pipeline) -> None:
 
 
 def start_rank(world: Pipeline) -> None:
-    rank_of(world, FromEmbedders, Wire(TRANSPORT, RowCodec.FP32, RowCodec.FP32))
+    rank_of(world, FromEmbedders, Wire(TRANSPORT))
 
 
 def start_embedder(world: Pipeline) -> None:

@@ -99,11 +99,11 @@ def row_requests(widths: tuple[int, ...]) -> list[bytes]:
         lookup_frame(2, [(0, keys, tables)], RowCodec.INT8, create=False),
         lookup_frame(3, [(0, keys, tables)], RowCodec.FP32, create=True, states=True),
         lookup_frame(4, [(0, keys, tables)], RowCodec.FP32, create=True, keep=True),
-        push_frame(5, push, rows, RowWire(), everything),
-        push_frame(6, push, rows, RowWire(RowCodec.INT8, seed=1), everything),
-        push_frame(7, push, rows, RowWire(), everything, handle_of([(0, keys, tables)])),
-        push_frame(8, push, repeated, RowWire(), everything, handle_of([(0, keys, tables)])),
-        push_frame(9, push, repeated, RowWire(), everything),
+        push_frame(5, push, rows, RowWire(), RowCodec.FP32, everything),
+        push_frame(6, push, rows, RowWire(seed=1), RowCodec.INT8, everything),
+        push_frame(7, push, rows, RowWire(), RowCodec.FP32, everything, handle_of([(0, keys, tables)])),
+        push_frame(8, push, repeated, RowWire(), RowCodec.FP32, everything, handle_of([(0, keys, tables)])),
+        push_frame(9, push, repeated, RowWire(), RowCodec.FP32, everything),
         encode_frame(Frame(Kind.REQUEST, 10)),
         *a_piece(),
     ]
@@ -160,8 +160,8 @@ def test_an_embedder_refuses_hostile_frames_and_lives(tmp_path: Path) -> None:
     gradients = [np.ones((3, 4), np.float32)]
     good = [
         take_frame(1, a_header(), {0: 0, 1: 5}),
-        gradients_frame(2, a_header(), {0: 3}, 1, gradients, RowWire()),
-        gradients_frame(3, a_header(), {0: 3}, 1, None, RowWire()),
+        gradients_frame(2, a_header(), {0: 3}, 1, gradients, RowWire(), RowCodec.FP32),
+        gradients_frame(3, a_header(), {0: 3}, 1, None, RowWire(), RowCodec.FP32),
         flush_frame(4, a_header(), {0: 3}),
         *a_piece(),
     ]

@@ -27,7 +27,7 @@ from freshet.process.telemetry import service_registry
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rpc.channel import Transport, transport_of
 from freshet.rpc.server import STREAMS, WORK_BYTES, FrameServer
-from freshet.wires.codecs import gradients_codec, rows_codec
+from freshet.wires.link_codecs import CodecChoice
 from freshet.wires.status import WIRE_METRICS, WiresStatus, tables_of_groups, wires_status
 
 
@@ -52,7 +52,7 @@ class EmbedderProcess:
         parts."""
         spec, common, own = context.spec, settings.common, settings.embedder
         transport = build_transport(settings, spec)
-        served, codec = Served(spec.name, context.spec_hash, context.layout.scalars), rows_codec(own.rows)
+        served = Served(spec.name, context.spec_hash, context.layout.scalars)
         with Cleanup() as cleanup:
             claims = Claims(context.log, context.topics.control)
             cleanup.add("claims", claims.close)
@@ -60,8 +60,7 @@ class EmbedderProcess:
                 served,
                 ShardMap(claims, spec.buckets),
                 transport,
-                lookup_codec=codec,
-                push_codec=gradients_codec(own.gradients),
+                choice=CodecChoice.of(own.rows, own.gradients, context.layout.shapes),
             )
             cleanup.add("rows", rows.close)
             writer = context.log.writer()
@@ -80,7 +79,6 @@ class EmbedderProcess:
                 BlockDecoders(context, writer, reader),
                 self.server,
                 EmbedderAddress(own.name, own.advertised_host or common.bind_address),
-                codec,
             )
             self._tables = tables_of_groups(spec, context.layout)
             self._cleanup = cleanup.pop_all()
@@ -98,7 +96,7 @@ class EmbedderProcess:
 
     def status(self) -> Mapping[str, Any]:
         """Return figures for `freshet status` and metrics."""
-        return {**self._embedder.status(), "wires": self.wires()}
+        return {**self._embedder.status(), "wires": self.wires(), "codecs": self._rows.codecs()}
 
     def wires(self) -> WiresStatus:
         """Return what the wires to shards and trainers carried."""

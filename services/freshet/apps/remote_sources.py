@@ -10,6 +10,7 @@ from typing import Any
 from freshet.apps.batch_sources import RankContext
 from freshet.batches.grpc_client import RankAssignment, RemoteStream
 from freshet.config.avro.schema import Record
+from freshet.config.spec.layout import Layout
 from freshet.coordination.assignment import ShardMap
 from freshet.embedder.block_decoder import BlockDecoders
 from freshet.embedder.core import embedders_of, partitions_of_lane
@@ -22,18 +23,22 @@ from freshet.rpc.channel import Transport
 from freshet.trainer.membership import Membership, QuorumOptions
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.service import Trainer
-from freshet.wires.codecs import RowCodec
+from freshet.wires.link_codecs import CodecChoice
 from freshet.wires.row_wire import RowWires
 from freshet.wires.status import tables_of_groups, wires_status
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """The transport of a rank, and the formats of rows and gradients on it."""
+    """The transport of a rank, and the settings of the codecs on it."""
 
     transport: Transport = field(default_factory=Transport)
-    rows: RowCodec = RowCodec.FP32  # of lookups in shards; embedders have a setting of their own
-    gradients: RowCodec = RowCodec.FP32
+    rows: str = "fp32"
+    gradients: str = "fp32"
+
+    def choice(self, layout: Layout) -> CodecChoice:
+        """Return the choice of codecs for rows of this layout."""
+        return CodecChoice.of(self.rows, self.gradients, layout.shapes)
 
 
 @dataclass(slots=True)
@@ -86,7 +91,7 @@ class FromEmbedders(_RemoteRows):
     def __init__(self, rank: RankContext, wire: Wire) -> None:
         super().__init__(rank)
         self._wire = wire
-        self._wires = RowWires.of(rank.model.layout.scalars, gradients=wire.gradients)
+        self._wires = RowWires.of(rank.model.layout.scalars)
         self._stream: RemoteStream | None = None
         self._before = RankCounts()
 
@@ -101,6 +106,7 @@ class FromEmbedders(_RemoteRows):
             recent=self._rank.recent,
             transport=self._wire.transport,
             wires=self._wires,
+            choice=self._wire.choice(self._model.layout),
         )
         return self._stream
 
@@ -126,7 +132,14 @@ class FromEmbedders(_RemoteRows):
     def status(self) -> dict[str, Any]:
         """Return the counts."""
         wires = {"batch": self._wires.rows, "gradients": self._wires.gradients}
-        return {**self.counts().status(), "wires": wires_status(wires, self._tables)}
+        return {
+            **self.counts().status(),
+            "wires": wires_status(wires, self._tables),
+            "codecs": self._codecs(),
+        }
+
+    def _codecs(self) -> dict[str, Any]:
+        return {} if self._stream is None else self._stream.codecs()
 
     def close(self) -> None:
         """Do nothing: streams close their connections."""
@@ -151,8 +164,7 @@ class FromShards(_RemoteRows):
             Served(model.spec.name, model.spec_hash, model.layout.scalars),
             self._shards,
             wire.transport,
-            lookup_codec=wire.rows,
-            push_codec=wire.gradients,
+            choice=wire.choice(model.layout),
         )
         self._decoders = BlockDecoders(model, rank.writer, reader)
         self._stream: BatchPipeline | None = None
@@ -205,7 +217,11 @@ class FromShards(_RemoteRows):
     def status(self) -> dict[str, Any]:
         """Return the counts."""
         wires = {"lookup": self.rows.wires.rows, "push": self.rows.wires.gradients}
-        return {**self.counts().status(), "wires": wires_status(wires, self._tables)}
+        return {
+            **self.counts().status(),
+            "wires": wires_status(wires, self._tables),
+            "codecs": self.rows.codecs(),
+        }
 
     def close(self) -> None:
         """Close the connections to the shards."""

@@ -293,9 +293,8 @@ def run(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         if own.batches != "own":
             from freshet.apps.embedder import build_transport
             from freshet.apps.remote_sources import FromEmbedders, FromShards, Wire
-            from freshet.wires.codecs import gradients_codec, rows_codec
 
-            wire = Wire(build_transport(settings, spec), rows_codec(own.rows), gradients_codec(own.gradients))
+            wire = Wire(build_transport(settings, spec), own.rows, own.gradients)
             options = TrainerOptions(
                 device=own.device,
                 address=own.advertised_host or settings.common.bind_address,

@@ -184,9 +184,14 @@ class Names:
                 )
 
 
-def take_frame(frame_id: int, header: RequestHeader, applied: Mapping[int, int]) -> bytes:
-    """Encode a request for a batch; `applied` is the dense vector {partition: next offset}."""
-    return encode_frame(Frame(Kind.NEXT_BATCH, frame_id, sections=_header_sections(header, applied)))
+def take_frame(
+    frame_id: int, header: RequestHeader, applied: Mapping[int, int], codec: RowCodec = RowCodec.FP32
+) -> bytes:
+    """Encode a request for a batch.
+
+    `applied` is the dense vector {partition: next offset}, `codec` the encoding in which its rows are wanted.
+    """
+    return encode_frame(Frame(Kind.NEXT_BATCH, frame_id, codec, sections=_header_sections(header, applied)))
 
 
 def gradients_frame(
@@ -196,6 +201,7 @@ def gradients_frame(
     batch_id: int,
     gradients: Sequence[F32] | None,
     wire: RowWire,
+    codec: RowCodec,
     counts: Sequence[U32] | None = None,
 ) -> bytes:
     """Encode the gradients of a batch, (G, S) float32 a group; None: it was not used.
@@ -203,7 +209,6 @@ def gradients_frame(
     `counts` holds the gradients of each row, (U,) uint32 a group; None: one each. Raises ValueError if a row
     has more than 65,535.
     """
-    codec = wire.codec  # it may change meanwhile
     sections = _header_sections(header, applied)
     sections[Part.RANGES, 0] = np.array([[batch_id, 0, 0]], np.int64)
     for g, values in enumerate(gradients or ()):
@@ -284,9 +289,10 @@ def empty_frame(frame_id: int) -> bytes:
     return encode_frame(Frame(Kind.BATCH, frame_id, flags=EMPTY))
 
 
-def batch_frame(frame_id: int, batch_id: int, batch: TrainBatch, names: Names, wire: RowWire) -> bytes:
+def batch_frame(
+    frame_id: int, batch_id: int, batch: TrainBatch, names: Names, wire: RowWire, codec: RowCodec
+) -> bytes:
     """Encode a batch; copies its arrays once. Raises ValueError if it has no labels, or no lookup yet."""
-    codec = wire.codec  # it may change meanwhile
     sections: Sections = {
         (Part.RANGES, 0): np.array([(r.partition, r.start, r.stop) for r in batch.ranges], np.int64),
         (Part.NUMBERS, 0): np.array([batch_id, batch.fence], np.int64),

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import structlog
@@ -32,7 +33,9 @@ from freshet.model.inputs import ModelInputs
 from freshet.rpc.channel import Transport
 from freshet.rpc.frames import Frame, decode_frame, encode_frame
 from freshet.rpc.link import Link
+from freshet.rpc.probe import LinkMonitor, codecs_of
 from freshet.types import F32, U32, Fence, TopicPartition
+from freshet.wires.link_codecs import EXACT, CodecChoice
 from freshet.wires.row_wire import RowWires
 
 log = structlog.get_logger("freshet.trainer")
@@ -104,6 +107,7 @@ class RemoteStream(BatchStream):
         recent: RecentSamples,
         transport: Transport,
         wires: RowWires | None = None,
+        choice: CodecChoice = EXACT,
         read_my_writes: bool = True,
     ) -> None:
         """Open no connection yet; `next_batch` does.
@@ -116,7 +120,8 @@ class RemoteStream(BatchStream):
             dense_applied: returns the dense vector, sent with each request (PROTOCOL 7).
             recent: stores learned samples for the gate.
             transport: certificates, token and limits.
-            wires: decode rows and encode gradients; None: gradients in fp32.
+            wires: decode rows and encode gradients; None: new ones.
+            choice: encodings of rows in batches, and of gradients.
             read_my_writes: apply this rank's pending gradients to received rows, except in mode `sync`, which
                 has none; False: rows are trained on as received.
         """
@@ -124,7 +129,8 @@ class RemoteStream(BatchStream):
         self._context, self._assignment, self._owners = context, assignment, owners
         self._dense_applied, self._recent = dense_applied, recent
         self._transport, self.names = transport, Names.of(spec, context.layout)
-        self.wires = wires or RowWires.of(context.layout.scalars)
+        self.wires, self._choice = wires or RowWires.of(context.layout.scalars), choice
+        self._monitor = LinkMonitor(self._links)
         ahead = train.mode != "sync"  # else a feed prefetches no batches
         self._ahead = 1 + train.staleness_rows // train.batch_rows if ahead else 0
         self._own = ReadMyWrites(context.layout) if read_my_writes and ahead else None
@@ -223,8 +229,17 @@ class RemoteStream(BatchStream):
             self._closed = True
             feeds, self._feeds = list(self._feeds.values()), {}
             self._changed.notify_all()
+        self._monitor.stop()
         for feed in feeds:
             feed.close()
+
+    def codecs(self) -> dict[str, dict[str, Any]]:
+        """Return the codecs of each link and why it uses them: {address: LinkCodecs.status()}."""
+        return {link.address: link.codecs.status() for link in self._links()}
+
+    def _links(self) -> list[Link]:
+        with self._changed:
+            return [feed.link for feed in self._feeds.values()]
 
     # --- the owner of the feeds
 
@@ -348,7 +363,9 @@ class RemoteStream(BatchStream):
             ("freshet-spec", self._context.spec_hash),
         ]
         bytes_under_way = self._transport.whole_bytes
-        return Link(address, self._transport, BATCHES, metadata, in_flight_bytes=bytes_under_way)
+        self._monitor.start()
+        codecs = codecs_of(address, self._choice)
+        return Link(address, self._transport, BATCHES, metadata, codecs, in_flight_bytes=bytes_under_way)
 
     def request_header(self, feed: int, lane: int) -> RequestHeader:
         """Return the header of a feed's requests."""
@@ -368,7 +385,7 @@ class Feed:
         self.error: FreshetError | None = None
         self._stream = stream
         self._header = stream.request_header(next(_feed_ids), lane)
-        self._link = stream.feed_link(address)
+        self.link = stream.feed_link(address)
         self._lock = threading.Lock()
         self._requests = 0  # without an answer
         self._received: deque[Frame] = deque()
@@ -398,7 +415,8 @@ class Feed:
                     return
                 self._requests += 1
             vector = self._stream.vector()
-            answer = self._link.ask("Take", partial(take_frame, header=self._header, applied=vector))
+            make = partial(take_frame, header=self._header, applied=vector, codec=self.link.codecs.rows)
+            answer = self.link.ask("Take", make)
             answer.add_done_callback(self._answered)
 
     def pop(self) -> Out | None:
@@ -415,6 +433,7 @@ class Feed:
             return None
         if decoded is None:
             return None
+        self.link.codecs.count_rows(sum(group.rows.nbytes for group in decoded[1].inputs.groups))
         out = Out(self, *decoded)
         size = sum(array.nbytes for array in frame.sections.values())
         self._stream.put_out(out, size)
@@ -427,10 +446,11 @@ class Feed:
 
         If they are lost, the feed ends and its embedder issues the batch again.
         """
-        vector, wire = self._stream.vector(), self._stream.wires.gradients
+        vector, wire, codec = self._stream.vector(), self._stream.wires.gradients, self.link.codecs.gradients
+        self.link.codecs.count_gradients(sum(each.nbytes for each in gradients or ()))
 
         def make(number: int) -> bytes:
-            return gradients_frame(number, self._header, vector, batch_id, gradients, wire, counts)
+            return gradients_frame(number, self._header, vector, batch_id, gradients, wire, codec, counts)
 
         with self._lock:
             if self._refused:  # pushes keep their order
@@ -445,7 +465,7 @@ class Feed:
             sent.append(make(number))
             return sent[0]
 
-        self._last_push = push = self._link.ask("Give", kept)
+        self._last_push = push = self.link.ask("Give", kept)
         push.add_done_callback(partial(self._push_answered, sent[0]))
         self._stream.counts.sent_bytes += len(sent[0])
         return push
@@ -472,7 +492,7 @@ class Feed:
                 continue
             self._resend()
             vector = self._stream.vector()
-            answer = self._link.ask("Give", partial(flush_frame, header=self._header, applied=vector))
+            answer = self.link.ask("Give", partial(flush_frame, header=self._header, applied=vector))
             try:
                 if answer.result(left).flags and not self._refused:
                     return True
@@ -491,7 +511,7 @@ class Feed:
 
     def close(self) -> None:
         """Close the connection. The embedder then issues the unreturned batches again."""
-        self._link.close()
+        self.link.close()
 
     def _answered(self, answer: Future[Frame]) -> None:
         error = answer.exception()

@@ -80,6 +80,7 @@ def _figures(services: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterat
     for name, role, trainer in listed_figures:
         if role in ("trainer", "embedder"):
             yield from _learned(role, trainer, _which(name, role))
+            yield from _wires(trainer, _which(name, role))
     if versions["newest"] is not None:
         why = f" ({versions['reason']})" if versions["reason"] else ""
         aliases = ", ".join(f"{alias} {number}" for alias, number in versions["aliases"].items()) or "none"
@@ -115,6 +116,26 @@ def _learned(role: str, figures: Mapping[str, Any], which: str) -> Iterator[str]
         )
     if role == "trainer" and figures:
         yield from _trained(figures, which)
+
+
+SHOWN_LINKS = 8
+
+
+def _wires(figures: Mapping[str, Any], which: str) -> Iterator[str]:
+    """Yield the codecs of a process's links with their reasons, and what they save on each wire."""
+    links = figures.get("codecs", {})
+    for address, ways in [*links.items()][:SHOWN_LINKS]:
+        choices = "; ".join(f"{way} {choice['codec']}: {choice['why']}" for way, choice in ways.items())
+        yield f"link      {address}: {choices}{which}"
+    if len(links) > SHOWN_LINKS:
+        yield f"          {len(links) - SHOWN_LINKS} more links; --json has them"
+    for wire, groups in figures.get("wires", {}).items():
+        carried = [counts for codecs in groups.values() for counts in codecs.values()]
+        raw, sent = (sum(counts[key] for counts in carried) for key in ("bytes_raw", "bytes_wire"))
+        errors = [c["relative_error"] for c in carried if c["relative_error"] is not None]
+        if 0 < sent < raw:
+            error = f", relative error up to {max(errors):.2%}" if errors else ""
+            yield f"          {wire}: {raw / sent:.1f} times shorter than fp32{error}"
 
 
 def _event_lines(joiner: Mapping[str, Any]) -> Iterator[str]:

@@ -38,9 +38,9 @@ from freshet.log.context import ModelContext
 from freshet.observability.metrics import CachedGauge, Metric
 from freshet.rows.service import RowService
 from freshet.rpc.frames import Frame, Kind
+from freshet.rpc.probe import serve_probes
 from freshet.rpc.server import Answer, FrameServer
 from freshet.types import Fence
-from freshet.wires.codecs import RowCodec
 from freshet.wires.row_wire import RowWires
 
 log = structlog.get_logger("freshet.embedder")
@@ -103,9 +103,9 @@ class BatchServer:
     It opens a new stream when the number of ranks or lanes changes, and after `renew`.
     """
 
-    def __init__(self, names: Names, codec: RowCodec, open_stream: Streams) -> None:
+    def __init__(self, names: Names, open_stream: Streams) -> None:
         self._names, self._open_stream = names, open_stream
-        self.wires = RowWires.of(names.scalars, codec)
+        self.wires = RowWires.of(names.scalars)
         self._widths = names.widths
         self._changed = threading.Condition()  # guards all below
         self._shape: LaneShape | None = None
@@ -133,6 +133,7 @@ class BatchServer:
 
         server.add_sessions(BATCHES, "Take", taking)
         server.add_stream(BATCHES, "Give", self.give)
+        serve_probes(server, BATCHES)
 
     def take(self, frame: Frame, feeds: set[tuple[int, int]]) -> bytes:
         """Answer NEXT_BATCH; adds its (lane, feed) to the connection's `feeds`.
@@ -177,7 +178,7 @@ class BatchServer:
         if not current:
             stream.push_gradients(lane, batch, None)
             raise Unavailable("another connection replaced this one")
-        encoded = batch_frame(frame.id, batch_id, batch, self._names, self.wires.rows)
+        encoded = batch_frame(frame.id, batch_id, batch, self._names, self.wires.rows, frame.codec)
         self.served_batches += 1
         self.served_samples += len(batch)
         self.served_bytes += len(encoded)
@@ -313,12 +314,11 @@ class Embedder:
         decoders: BlockDecoders,
         server: FrameServer,
         place: EmbedderAddress,
-        codec: RowCodec,
     ) -> None:
-        """Claim nothing yet; `run` does, and starts `server`. `codec`: of the rows in batches."""
+        """Claim nothing yet; `run` does, and starts `server`."""
         self._context, self._claims, self._rows, self._decoders = context, claims, rows, decoders
         self._server, self._place = server, place
-        self.batches = BatchServer(Names.of(context.spec, context.layout), codec, self._open_stream)
+        self.batches = BatchServer(Names.of(context.spec, context.layout), self._open_stream)
         self.batches.add_to(server)
         self._partitions: PartitionAssignment | None = None
         self._rewinds = self._void_rows = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from urllib.parse import urlsplit
@@ -43,6 +44,25 @@ def address_of(text: str) -> Address:
     if len(host) > 253 or not _NAME.fullmatch(host):
         raise ValueError("a host name or an IP address before the port")
     return Address(host, int(digits))
+
+
+def is_on_this_host(host: str) -> bool:
+    """Return whether a host name or IP address is one of this host; False if it cannot be resolved."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    return any(_is_own(family, str(address[0])) for family, _, _, _, address in found)
+
+
+def _is_own(family: int, ip: str) -> bool:
+    """Only an address of this host can be bound."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((ip, 0))
+    except OSError:
+        return False
+    return True
 
 
 def address_in(url: str, *schemes: str) -> tuple[str, Address]:

@@ -29,6 +29,7 @@ from freshet.rows.grpc.frames import (
 from freshet.rows.grpc.handles import KeptKeys, KeysForgottenError
 from freshet.rows.service import KeyGroup, Push, RowService, RowStates
 from freshet.rpc.frames import BadFrame, Frame
+from freshet.rpc.probe import serve_probes
 from freshet.rpc.server import FrameServer
 from freshet.types import F32, F64, I64, U32, Bucket, OffsetRange
 from freshet.wires.row_wire import RowWires
@@ -141,6 +142,7 @@ def serve_rows(
     served = _Rows(rows, described, server, wires)
     server.add_stream(ROWS, "Lookup", served.lookup)
     server.add_stream(ROWS, "Push", served.push)
+    serve_probes(server, ROWS)
     server.add_call(ROWS, "Applied", served.applied)
     server.add_call(ROWS, "Describe", served.describe)
     return wires

@@ -75,6 +75,7 @@ class Kind(enum.IntEnum):
     REQUEST = 10  # a call without arguments → RESPONSE
     RESPONSE = 11
     PIECE = 12  # of a message above the size limit: see `freshet.rpc.pieces`
+    PROBE = 13  # bytes each way, by which a client measures its link → RESPONSE
 
 
 class Part(enum.IntEnum):
@@ -261,9 +262,9 @@ def add_values(
     group: int,
     values: F32,
     wire: RowWire,
-    codec: RowCodec | None = None,
+    codec: RowCodec,
 ) -> None:
-    """Add values (N, S) of a group to a frame's sections, in the frame's codec or the wire's."""
+    """Add values (N, S) of a group to the sections of a frame of `codec`."""
     sections[Part.VALUES, group] = wire.pack(group, values, codec)
 
 

@@ -21,6 +21,7 @@ from freshet.rpc.channel import RETRY_AFTER_S, Transport, method_name, open_chan
 from freshet.rpc.errors import error_of, failure_of
 from freshet.rpc.frames import BadFrame, Frame, Kind, decode_frame, encode_frame
 from freshet.rpc.pieces import MessageAssembler, check_message_size, split_message
+from freshet.wires.link_codecs import EXACT, LinkCodecs
 
 Metadata = Sequence[tuple[str, str]]
 
@@ -46,10 +47,18 @@ class Link:
     """Lookups, pushes and unary calls to one shard. Thread-safe."""
 
     def __init__(
-        self, address: str, transport: Transport, service: str, metadata: Metadata, *, in_flight_bytes: int
+        self,
+        address: str,
+        transport: Transport,
+        service: str,
+        metadata: Metadata,
+        codecs: LinkCodecs | None = None,
+        *,
+        in_flight_bytes: int,
     ) -> None:
         self.address, self.transport, self._service = address, transport, service
         self._metadata, self._limit = metadata, in_flight_bytes
+        self.codecs = codecs or LinkCodecs(EXACT, same_host=True)
         self._pems, self._channel = transport.pems(), open_channel(address, transport)
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
@@ -109,6 +118,10 @@ class Link:
             former = self._channel
             self._pems, self._channel = pems, open_channel(self.address, self.transport)
             former.close()
+
+    def carried(self) -> tuple[int, int]:
+        """Return the bytes received and sent since its creation."""
+        return self.counts.received_bytes, self.counts.sent_bytes
 
     def give_up(self, method: str, why: str) -> None:
         """End a stream that does not answer; its requests fail, and the next one opens a new stream."""

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from freshet.errors import Corrupt, Unavailable
-from freshet.types import F32, F64, I64, Fence, OffsetRange
+from freshet.types import F32, F64, I64, U8, Fence, OffsetRange
 
 LEAVING, CHANGE, MEASURES = 1, 2, 4
 HEAD = 5  # step, vector, flags, lanes, ranges
@@ -122,6 +122,19 @@ class ProcessGroup(Protocol):
     def reduce(self, buffers: Sequence[F32 | F64]) -> None:
         """Sum each (N,) array over the ranks in place; the result is bit-identical on all ranks."""
 
+    def all_to_all(self, parts: Sequence[U8], sizes: Sequence[int] | None = None) -> list[U8]:
+        """Send part j, (N_j,) bytes, to rank j; returns the part that each rank sent to this one.
+
+        `sizes`: the (n,) lengths of the parts for this rank. Ranks that do not know them all pass None; they
+        are exchanged first then, which is one more message to wait for.
+        """
+
+    def all_gather(self, part: U8, sizes: Sequence[int] | None = None) -> list[U8]:
+        """Return the (N_i,) bytes of every rank in rank order; lengths may differ.
+
+        `sizes`: the (n,) lengths of all ranks' parts, or None as for `all_to_all`.
+        """
+
     def exchange(self, data: bytes) -> Sequence[bytes]:
         """Return the bytes of all ranks in rank order. For small messages."""
 
@@ -146,6 +159,14 @@ class LocalProcessGroup:
 
     def reduce(self, buffers: Sequence[F32 | F64]) -> None:
         """Keep the (N,) arrays: they are the sums of the only rank."""
+
+    def all_to_all(self, parts: Sequence[U8], sizes: Sequence[int] | None = None) -> list[U8]:
+        """Return this rank's only part, (N,) bytes."""
+        return list(parts)
+
+    def all_gather(self, part: U8, sizes: Sequence[int] | None = None) -> list[U8]:
+        """Return this rank's (N,) bytes."""
+        return [part]
 
     def exchange(self, data: bytes) -> Sequence[bytes]:
         """Return this rank's bytes."""

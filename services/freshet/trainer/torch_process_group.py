@@ -23,7 +23,7 @@ from freshet.errors import ConfigError
 from freshet.http.addresses import Address, address_of
 from freshet.trainer.membership import Quorum, QuorumOptions
 from freshet.trainer.process_group import Proposal, RankLost, decode_proposal, encode_proposal, proposal_size
-from freshet.types import F32, F64
+from freshet.types import F32, F64, U8
 
 distributed: Any = _distributed
 """Untyped: the library's stubs lack process groups and stores."""
@@ -119,6 +119,30 @@ class TorchProcessGroup:
         """
         tensors = [torch.from_numpy(buffer) for buffer in buffers if len(buffer)]
         self._wait(lambda: [self._group.allreduce([tensor]) for tensor in tensors])
+
+    def all_to_all(self, parts: Sequence[U8], sizes: Sequence[int] | None = None) -> list[U8]:
+        """Send part j, (N_j,) bytes, to rank j; returns the parts for this rank, of `sizes` bytes."""
+        lengths = [len(part) for part in parts]
+        if sizes is None:
+            rows = torch.zeros(self.size * self.size, dtype=torch.int64)
+            self._wait(lambda: [self._group._allgather_base(rows, torch.tensor(lengths))])
+            sizes = rows.numpy().reshape(self.size, self.size)[:, self.rank].tolist()
+        options = distributed.AllToAllOptions()
+        sent = torch.from_numpy(np.concatenate(parts))
+        received = torch.empty(sum(sizes), dtype=torch.uint8)
+        self._wait(lambda: [self._group.alltoall_base(received, sent, list(sizes), lengths, options)])
+        return np.split(received.numpy(), np.cumsum(sizes)[:-1])
+
+    def all_gather(self, part: U8, sizes: Sequence[int] | None = None) -> list[U8]:
+        """Return the (N_i,) bytes of every rank, whose lengths are `sizes`.
+
+        Each rank sends its part to each other, with no padding to the longest.
+        """
+        if sizes is None:
+            found = torch.zeros(self.size, dtype=torch.int64)
+            self._wait(lambda: [self._group._allgather_base(found, torch.tensor([len(part)]))])
+            sizes = found.tolist()
+        return self.all_to_all([part] * self.size, sizes)
 
     def exchange(self, data: bytes) -> Sequence[bytes]:
         """Return the bytes of all ranks."""

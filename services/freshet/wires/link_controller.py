@@ -69,10 +69,10 @@ class LinkLoad:
 class LinkController:
     """Chooses the codec of one direction of one link. One thread at a time uses it."""
 
-    def __init__(self, costs: Sequence[CodecCost]) -> None:
-        """Begin with the first, most exact codec. `costs`: in the order of LADDER."""
+    def __init__(self, costs: Sequence[CodecCost], first: str = LADDER[0]) -> None:
+        """Begin with the codec `first`. `costs`: in the order of LADDER."""
         self._costs = tuple(costs)
-        self._at = 0
+        self._at = [cost.name for cost in costs].index(first)
         self._changed_s = -math.inf
         self.reason = "nothing has been measured yet"
 
@@ -80,6 +80,11 @@ class LinkController:
     def codec(self) -> str:
         """The name of the codec to use now."""
         return self._costs[self._at].name
+
+    @property
+    def ratio(self) -> float:
+        """Bytes sent for a byte of float32 values in the codec of now."""
+        return self._costs[self._at].ratio
 
     def decide(self, load: LinkLoad, now_s: float) -> bool:
         """Choose by what the link carried in the last interval; returns whether the codec changed.

@@ -1,4 +1,4 @@
-"""One direction of a wire of rows or gradients: its codec, the rows' layout, what it cost and saved."""
+"""One direction of a wire of rows or gradients: the rows' layout, what it cost and saved."""
 
 from __future__ import annotations
 
@@ -37,17 +37,13 @@ class RowCounts:
 class RowWire:
     """Encodes and decodes the rows of one direction of one wire. Thread-safe."""
 
-    def __init__(
-        self, codec: RowCodec = RowCodec.FP32, scalars: Sequence[int] = (), seed: int | None = None
-    ) -> None:
+    def __init__(self, scalars: Sequence[int] = (), seed: int | None = None) -> None:
         """Begin with no counts.
 
         Args:
-            codec: of what is encoded; may be set anew at any time, as each frame names its own.
             scalars: of each store group the floats of a row before its vector (`Group.scalars`).
             seed: start of the seeds of stochastic rounding; None: round to nearest.
         """
-        self.codec = codec
         self._scalars = tuple(scalars)
         self._seeds = None if seed is None else Seeds(seed)
         self._lock = threading.Lock()
@@ -58,9 +54,9 @@ class RowWire:
         """Return the format of a group's rows of `width` floats in a frame of `codec`."""
         return format_for(codec, width, self._scalars[group] if group < len(self._scalars) else 0)
 
-    def pack(self, group: int, values: F32, codec: RowCodec | None = None) -> NDArray[Any]:
-        """Encode (N, S) float32 rows of a group in `codec`, or in that of the wire."""
-        form = self.form(self.codec if codec is None else codec, group, values.shape[1])
+    def pack(self, group: int, values: F32, codec: RowCodec) -> NDArray[Any]:
+        """Encode (N, S) float32 rows of a group in a frame of `codec`."""
+        form = self.form(codec, group, values.shape[1])
         began = time.perf_counter()
         packed = pack_rows(values, form, self._seeds.next() if self._seeds is not None else 0)
         took = time.perf_counter() - began
@@ -114,14 +110,9 @@ class RowWires:
     gradients: RowWire
 
     @classmethod
-    def of(
-        cls,
-        scalars: Sequence[int] = (),
-        rows: RowCodec = RowCodec.FP32,
-        gradients: RowCodec = RowCodec.FP32,
-    ) -> RowWires:
-        """Return wires with these codecs; gradients are rounded stochastically. `scalars`: see `RowWire`."""
-        return cls(RowWire(rows, scalars), RowWire(gradients, scalars, seed=secrets.randbits(64)))
+    def of(cls, scalars: Sequence[int] = ()) -> RowWires:
+        """Return wires of which the gradients are rounded stochastically. `scalars`: see `RowWire`."""
+        return cls(RowWire(scalars), RowWire(scalars, seed=secrets.randbits(64)))
 
 
 def relative_error(values: F32, packed: NDArray[Any], form: RowFormat) -> float | None:

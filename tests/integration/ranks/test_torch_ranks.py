@@ -17,8 +17,13 @@ from numpy.typing import NDArray
 from freshet.model.hedge import HedgeDense
 from freshet.trainer.membership import Quorum, QuorumOptions
 from freshet.trainer.process_group import Proposal, ProposedBatch, RankLost
+from freshet.trainer.reducers import Collectives, Reducer
+from freshet.trainer.reducers.dct import Dct
+from freshet.trainer.reducers.group_codecs import IntegerCodec
+from freshet.trainer.reducers.two_phase import TwoPhase
 from freshet.trainer.torch_process_group import TorchProcessGroup, connect_store, host_store
 from freshet.types import Fence, OffsetRange
+from tests.fixtures.rank_threads import run_ranks
 from tests.fixtures.specs import make_batch, make_spec
 
 ROOT = Path(__file__).parents[3]
@@ -105,6 +110,52 @@ def test_bytes_are_exchanged_and_broadcast_whatever_their_length(made: list[Torc
     for content in (b"weights", b""):
         sent = at_once(*(lambda g=g, c=content: g.broadcast(c if g.rank == 1 else None, 1) for g in made))
         assert sent == [content] * len(made)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_parts_reach_their_ranks(made: list[TorchProcessGroup], known: bool) -> None:
+    def part(sender: int, receiver: int) -> NDArray[np.uint8]:
+        return np.full(5 * sender * receiver + sender, 16 * sender + receiver, np.uint8)  # of rank 0: none
+
+    ranks = range(len(made))
+
+    def call(g: TorchProcessGroup) -> tuple[list[NDArray[np.uint8]], list[NDArray[np.uint8]]]:
+        lengths = [len(part(i, g.rank)) for i in ranks] if known else None
+        sent = g.all_to_all([part(g.rank, j) for j in ranks], lengths)
+        return sent, g.all_gather(part(g.rank, 1), [len(part(i, 1)) for i in ranks] if known else None)
+
+    for rank, (sent, gathered) in enumerate(at_once(*(lambda g=g: call(g) for g in made))):
+        assert [p.tobytes() for p in sent] == [part(i, rank).tobytes() for i in ranks]
+        assert [p.tobytes() for p in gathered] == [part(i, 1).tobytes() for i in ranks]
+
+
+@pytest.mark.parametrize("make", [lambda: TwoPhase(IntegerCodec(4), 5000), lambda: Dct([4000, 5000], 0.01)])
+def test_reducers_sum_over_gloo_as_over_threads(
+    made: list[TorchProcessGroup], make: Callable[[], Reducer]
+) -> None:
+    def work(group: Collectives) -> bytes:
+        reducer, results = make(), b""
+        for step in range(5):
+            gradient = np.random.default_rng((step, group.rank)).normal(size=5000).astype(np.float32)
+            reducer.reduce(group, gradient)
+            results += gradient.tobytes()
+        return results
+
+    found = at_once(*(lambda g=g: work(g) for g in made))
+
+    assert found == run_ranks(len(made), work)
+    assert len(set(found)) == 1
+
+
+def test_parts_for_a_rank_that_ended_raise_rank_lost() -> None:
+    pair = groups(2)
+    pair[1].close()
+    part = np.ones(3, np.uint8)
+
+    for call in (lambda: pair[0].all_to_all([part, part], [3, 3]), lambda: pair[0].all_gather(part, [3, 3])):
+        with pytest.raises(RankLost, match="ended"):
+            call()
+    pair[0].close()
 
 
 def test_tls_that_this_torch_does_not_have_is_not_claimed() -> None:

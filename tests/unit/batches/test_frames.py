@@ -96,7 +96,7 @@ def keys_of(group: int, keys: U64) -> KeyGroup:
 @pytest.mark.parametrize("b", [1, 4, 100])
 def test_decoded_batch_equals_the_sent_one(b):
     sent = a_batch(b)
-    data = batch_frame(3, 99, sent, NAMES, RowWire())
+    data = batch_frame(3, 99, sent, NAMES, RowWire(), RowCodec.FP32)
     built = batch_of(decode_frame(data, max_bytes=MAX), NAMES, RowWire())
     assert built is not None
     number, batch = built
@@ -129,7 +129,7 @@ def test_decoded_batch_equals_the_sent_one(b):
 
 def test_batch_without_read_my_writes_carries_no_keys():
     sent = replace(a_batch(), looked=None)
-    frame = decode_frame(batch_frame(3, 99, sent, NAMES, RowWire()), max_bytes=MAX)
+    frame = decode_frame(batch_frame(3, 99, sent, NAMES, RowWire(), RowCodec.FP32), max_bytes=MAX)
     built = batch_of(frame, NAMES, RowWire())
     assert built is not None
     assert built[1].looked is None
@@ -150,12 +150,12 @@ def test_request_header_and_dense_vector_arrive():
 
 def test_gradients_of_another_shape_are_refused():
     sent = [np.ones((5, 3), np.float32), np.ones((2, 1), np.float32)]
-    frame = decode_frame(gradients_frame(5, HEADER, {}, 1, sent, RowWire()), max_bytes=MAX)
+    frame = decode_frame(gradients_frame(5, HEADER, {}, 1, sent, RowWire(), RowCodec.FP32), max_bytes=MAX)
     built, counts = gradients_of(frame, a_batch(), RowWire())
     np.testing.assert_array_equal(built[0], sent[0])
     assert counts is None
     wider = [np.ones((6, 3), np.float32), sent[1]]
-    frame = decode_frame(gradients_frame(5, HEADER, {}, 1, wider, RowWire()), max_bytes=MAX)
+    frame = decode_frame(gradients_frame(5, HEADER, {}, 1, wider, RowWire(), RowCodec.FP32), max_bytes=MAX)
     with pytest.raises(BadFrame):
         gradients_of(frame, a_batch(), RowWire())
 
@@ -177,7 +177,9 @@ def counted_frame(codec: RowCodec = RowCodec.FP32) -> tuple[Frame, list[F32]]:
         rng.normal(size=(int(of.sum()), width)).astype(np.float32)
         for of, width in zip(COUNTS, NAMES.widths, strict=True)
     ]
-    return decode_frame(gradients_frame(5, HEADER, {}, 1, sent, RowWire(codec), COUNTS), max_bytes=MAX), sent
+    return decode_frame(
+        gradients_frame(5, HEADER, {}, 1, sent, RowWire(), codec, COUNTS), max_bytes=MAX
+    ), sent
 
 
 def test_decoded_gradients_of_several_steps_equal_the_sent_ones():
@@ -192,7 +194,9 @@ def test_decoded_gradients_of_several_steps_equal_the_sent_ones():
 def test_batch_flag_permits_several_gradients_a_row():
     for sent in (in_steps(), a_batch()):
         built = batch_of(
-            decode_frame(batch_frame(3, 9, sent, NAMES, RowWire()), max_bytes=MAX), NAMES, RowWire()
+            decode_frame(batch_frame(3, 9, sent, NAMES, RowWire(), RowCodec.FP32), max_bytes=MAX),
+            NAMES,
+            RowWire(),
         )
         assert built is not None
         assert built[1].looked is not None
@@ -273,7 +277,7 @@ WRONG: dict[str, tuple[Part, int, NDArray[Any]]] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_inconsistent_columns_are_refused(what):
-    good = decode_frame(batch_frame(3, 99, a_batch(), NAMES, RowWire()), max_bytes=MAX)
+    good = decode_frame(batch_frame(3, 99, a_batch(), NAMES, RowWire(), RowCodec.FP32), max_bytes=MAX)
     part, group, array = WRONG[what]
     bad = Frame(good.kind, good.id, good.codec, good.flags, {**good.sections, (part, group): array})
     with pytest.raises(BadFrame):
@@ -289,7 +293,7 @@ def test_inconsistent_columns_are_refused(what):
     st.integers(0, 2**32 - 1),
 )
 def test_any_frame_is_a_consistent_batch_or_is_refused(kind, part, group, dtype, shape, seed):
-    good = decode_frame(batch_frame(3, 99, a_batch(), NAMES, RowWire()), max_bytes=MAX)
+    good = decode_frame(batch_frame(3, 99, a_batch(), NAMES, RowWire(), RowCodec.FP32), max_bytes=MAX)
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.random.default_rng(seed).integers(0, 2 if dtype == "?" else 256, size).astype(np.uint8)
     array = raw.view(dtype).reshape(shape)

@@ -17,7 +17,6 @@ from freshet.testing.contracts.rowservice import PARTITIONS, WIDTH, push_of
 from freshet.testing.faults import Faulty
 from freshet.testing.reference import ReferenceRowService
 from freshet.types import Fence
-from freshet.wires.codecs import RowCodec
 from tests.fixtures.embedder import RemoteScene
 
 DEADLINE_S = 20.0
@@ -238,7 +237,7 @@ def test_gradients_keep_their_order_after_an_overload(scene, monkeypatch):
 
 @pytest.mark.parametrize(
     ("codec", "within"),
-    [(RowCodec.FP32, 0.0), (RowCodec.FP16, 1e-3), (RowCodec.BF16, 1e-2), (RowCodec.INT8, 2e-2)],
+    [("fp32", 0.0), ("fp16", 1e-3), ("bf16", 1e-2), ("int8", 2e-2), ("int4", 0.3)],
 )
 def test_rows_and_gradients_are_as_exact_as_their_codec(tmp_path, codec, within):
     log = SqliteEventLog(tmp_path)

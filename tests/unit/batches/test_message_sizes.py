@@ -27,6 +27,7 @@ from freshet.rpc.pieces import MAX_PIECES
 from freshet.rpc.server import STREAMS, WORK_BYTES
 from freshet.tables import KnownPushes
 from freshet.types import BytesColumn, Fence, OffsetRange
+from freshet.wires.codecs import RowCodec
 from freshet.wires.row_wire import RowWire
 from tests.fixtures.effort import examples
 
@@ -80,7 +81,11 @@ def fullest(spec: Spec) -> int:
     built.looked.states.known = KnownPushes(np.zeros((256, spec.partitions), np.int64), moments)
     for memory in [*(inputs.rows for inputs in built.inputs.groups), *built.looked.states.floats]:
         memory[:] = 0
-    return len(batch_frame(1, 1, built.batch(Fence(1), looked=True), Names.of(spec, layout), RowWire()))
+    return len(
+        batch_frame(
+            1, 1, built.batch(Fence(1), looked=True), Names.of(spec, layout), RowWire(), RowCodec.FP32
+        )
+    )
 
 
 @settings(deadline=None, max_examples=examples(25))

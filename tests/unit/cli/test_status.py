@@ -84,6 +84,28 @@ def test_unusable_samples_are_counted_by_reason():
     assert "samples could not be used" not in as_text(status())
 
 
+def test_links_say_which_codec_they_use_and_why():
+    counts = {"rows": 10, "bytes_raw": 1000, "bytes_wire": 250, "relative_error": 0.004}
+    exact = {"rows": 10, "bytes_raw": 1000, "bytes_wire": 1000, "relative_error": None}
+    ways = {
+        "rows": {"codec": "int8", "why": "busy 4.0% of the time at 12 MB/s, in fp32 14%"},
+        "gradients": {"codec": "fp32", "why": "as set"},
+    }
+    figures = {
+        **FIGURES,
+        "codecs": {f"10.0.0.{i}:7103": ways for i in range(10)},
+        "wires": {"batch": {"user,item": {"uint8": counts}}, "gradients": {"user,item": {"fp32": exact}}},
+    }
+    text = as_text(status(services={"trainer": SERVICE | {"figures": figures}}), NOW_MS)
+    assert (
+        "link      10.0.0.0:7103: rows int8: busy 4.0% of the time at 12 MB/s, in fp32 14%; "
+        "gradients fp32: as set"
+    ) in text
+    assert "2 more links; --json has them" in text
+    assert "batch: 4.0 times shorter than fp32, relative error up to 0.40%" in text
+    assert "gradients: " not in text, "what is not shortened needs no line"
+
+
 def test_a_folder_where_nothing_ran_says_how_to_start():
     text = as_text({"folder": "run", "services": {}, "versions": {}})
 

@@ -15,7 +15,6 @@ from freshet.rpc.server import FrameServer
 from freshet.testing.conditions import wait_for
 from freshet.testing.contracts.batches import gradients_of
 from freshet.testing.contracts.rowservice import PARTITIONS
-from freshet.wires.codecs import RowCodec
 from tests.fixtures.embedder import IdDecoders, RemoteScene
 
 DEADLINE_S = 20.0
@@ -42,7 +41,6 @@ class Process:
             IdDecoders(scene.context(), scene.writer),
             self.server,
             EmbedderAddress(name, "127.0.0.1"),
-            RowCodec.FP32,
         )
         self.stop = threading.Event()
         self.error: Exception | None = None

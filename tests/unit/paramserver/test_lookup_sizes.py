@@ -16,6 +16,7 @@ from freshet.rpc.link import Link
 from freshet.rpc.server import FrameServer
 from freshet.types import Bucket
 from freshet.wires.codecs import RowCodec
+from freshet.wires.link_codecs import EXACT, LinkCodecs
 from freshet.wires.row_wire import RowWire
 
 TRANSPORT = Transport(max_message_bytes=1 << 16)
@@ -52,7 +53,14 @@ def test_a_lookup_with_too_large_an_answer_is_refused_unread(states: bool) -> No
     server = FrameServer("127.0.0.1:0", TRANSPORT, work_bytes=4 * floats * most)
     serve_rows(server, rows, Described("s", "m", "h", 1, 1, (WIDTH,), (STATES,)))
     server.start()
-    link = Link(f"127.0.0.1:{server.port}", TRANSPORT, "Rows", (), in_flight_bytes=1 << 20)
+    link = Link(
+        f"127.0.0.1:{server.port}",
+        TRANSPORT,
+        "Rows",
+        (),
+        LinkCodecs(EXACT, same_host=True),
+        in_flight_bytes=1 << 20,
+    )
 
     def ask(count: int) -> Any:
         keys, tables = np.arange(count, dtype=np.uint64), np.zeros(count, np.uint8)

@@ -10,6 +10,7 @@ from freshet.rows.grpc.handles import PAUSE_S, KeptKeys, KeysForgottenError, Sen
 from freshet.rows.service import KeyGroup, Push
 from freshet.rpc.frames import BadFrame, Frame, Part, decode_frame
 from freshet.types import Fence, OffsetRange, TimeMs
+from freshet.wires.codecs import RowCodec
 from freshet.wires.row_wire import RowWire
 
 BUCKETS, WIDTH = 16, 2
@@ -91,7 +92,7 @@ def test_a_push_by_handle_equals_one_with_keys(rows: list[tuple[int, int]]) -> N
     kept = KeptKeys()
     kept.add([group])
     for named in (None, handle(group)):
-        found = decoded(push_frame(1, PUSH, pushed, RowWire(), OWNED, named), kept)
+        found = decoded(push_frame(1, PUSH, pushed, RowWire(), RowCodec.FP32, OWNED, named), kept)
         np.testing.assert_array_equal(found.groups[0].keys, repeated.keys)
         np.testing.assert_array_equal(found.groups[0].tables, repeated.tables)
         np.testing.assert_array_equal(found.groups[0].bucket_starts, repeated.bucket_starts)
@@ -101,7 +102,7 @@ def test_a_push_by_handle_equals_one_with_keys(rows: list[tuple[int, int]]) -> N
 def test_a_push_of_forgotten_keys_is_not_decoded() -> None:
     group = group_of(1, 2)
     pushed = [PushedGroup(0, group.keys, group.tables, np.zeros((2, WIDTH), np.float32))]
-    data = push_frame(1, PUSH, pushed, RowWire(), OWNED, handle(group))
+    data = push_frame(1, PUSH, pushed, RowWire(), RowCodec.FP32, OWNED, handle(group))
     with pytest.raises(KeysForgottenError):
         decoded(data, KeptKeys())
 
@@ -115,7 +116,7 @@ def test_counts_must_be_those_of_the_gradients(counts: list[int]) -> None:
     pushed = [PushedGroup(0, group.keys, group.tables, gradients, np.array(counts, np.uint32))]
     for named in (None, handle(group)):
         with pytest.raises(BadFrame):
-            decoded(push_frame(1, PUSH, pushed, RowWire(), OWNED, named), kept)
+            decoded(push_frame(1, PUSH, pushed, RowWire(), RowCodec.FP32, OWNED, named), kept)
 
 
 def test_a_handle_of_other_rows_than_gradients_is_refused() -> None:
@@ -124,14 +125,15 @@ def test_a_handle_of_other_rows_than_gradients_is_refused() -> None:
     kept.add([other])
     pushed = [PushedGroup(0, group.keys, group.tables, np.zeros((2, WIDTH), np.float32))]
     with pytest.raises(BadFrame):
-        decoded(push_frame(1, PUSH, pushed, RowWire(), OWNED, handle(other)), kept)
+        decoded(push_frame(1, PUSH, pushed, RowWire(), RowCodec.FP32, OWNED, handle(other)), kept)
 
 
 @given(st.binary(max_size=20))
 def test_any_handle_is_found_or_refused(data: bytes) -> None:
     group = group_of(1, 2)
     pushed = [PushedGroup(0, group.keys, group.tables, np.zeros((2, WIDTH), np.float32))]
-    frame = decode_frame(push_frame(1, PUSH, pushed, RowWire(), OWNED, handle(group)), max_bytes=1 << 20)
+    sent = push_frame(1, PUSH, pushed, RowWire(), RowCodec.FP32, OWNED, handle(group))
+    frame = decode_frame(sent, max_bytes=1 << 20)
     sections = {**frame.sections, (Part.HANDLE, 0): np.frombuffer(data, np.uint8)}
     kept = KeptKeys()
     kept.add([group])
@@ -144,10 +146,10 @@ def test_more_gradients_than_counts_hold_repeat_keys() -> None:
     pushed = PushedGroup.of(0, keys, np.zeros(65_537, np.uint8), np.zeros((65_537, WIDTH), np.float32))
     assert pushed.counts is None
     assert len(pushed.keys) == 65_537
-    assert isinstance(push_frame(1, PUSH, [pushed], RowWire(), OWNED), bytes)
+    assert isinstance(push_frame(1, PUSH, [pushed], RowWire(), RowCodec.FP32, OWNED), bytes)
 
 
 def test_a_frame_without_keys_moves_offsets_alone() -> None:
-    frame: Frame = decode_frame(push_frame(1, PUSH, [], RowWire(), OWNED), max_bytes=1 << 20)
+    frame: Frame = decode_frame(push_frame(1, PUSH, [], RowWire(), RowCodec.FP32, OWNED), max_bytes=1 << 20)
     push = push_of(frame, BUCKETS, (WIDTH,), RowWire())
     assert (push.ranges, list(push.groups)) == ((OffsetRange(0, 3, 7),), [])

@@ -20,7 +20,7 @@ from freshet.trainer.step_coordinator import (
     DenseLedger,
     StepCoordinator,
 )
-from freshet.types import Fence, OffsetRange
+from freshet.types import U8, Fence, OffsetRange
 
 EMPTY = ModelInputs(1, (), np.empty((1, 0), np.float32), None)
 OFFSETS = dict.fromkeys(range(4), 0)
@@ -71,6 +71,12 @@ class Member:
         total = np.sum(self.all.swap(self.rank, [b.copy() for b in buffers]), axis=0)
         for buffer, summed in zip(buffers, total, strict=True):
             buffer[:] = summed
+
+    def all_to_all(self, parts: Sequence[U8], sizes: Sequence[int] | None = None) -> list[U8]:
+        return [parts_of[self.rank] for parts_of in self.all.swap(self.rank, list(parts))]
+
+    def all_gather(self, part: U8, sizes: Sequence[int] | None = None) -> list[U8]:
+        return list(self.all.swap(self.rank, part))
 
     def exchange(self, data: bytes) -> Sequence[bytes]:
         return self.all.swap(self.rank, data)

@@ -24,10 +24,10 @@ def some_rows(n: int = 50, width: int = 21) -> F32:
 
 @pytest.mark.parametrize("codec", RowCodec)
 def test_counted_bytes_are_those_in_the_frame(codec: RowCodec) -> None:
-    sender, receiver = RowWire(codec, [5], seed=1), RowWire(scalars=[5])
+    sender, receiver = RowWire([5], seed=1), RowWire([5])
     values = some_rows()
     sections: dict[tuple[Part, int], NDArray[Any]] = {}
-    add_values(sections, 0, values, sender)
+    add_values(sections, 0, values, sender, codec)
     frame = decode_frame(encode_frame(Frame(Kind.ROWS, 1, codec, sections=sections)), max_bytes=MAX_BYTES)
     out = np.empty_like(values)
     read_values(frame, 0, out, receiver)
@@ -42,35 +42,34 @@ def test_counted_bytes_are_those_in_the_frame(codec: RowCodec) -> None:
 
 
 def test_the_error_is_measured_now_and_then() -> None:
-    wire = RowWire(RowCodec.INT8, seed=3)
+    wire = RowWire(seed=3)
     assert wire.counts() == {}
     for _ in range(CHECK_EVERY + 1):
-        wire.pack(0, some_rows())
+        wire.pack(0, some_rows(), RowCodec.INT8)
     (counts,) = wire.counts().values()
     assert counts.relative_error == pytest.approx(0.008, abs=0.003)
 
 
 def test_rows_that_are_not_finite_or_zero_have_no_error() -> None:
     for value in (np.nan, 0.0):
-        wire = RowWire(RowCodec.UINT8)
-        wire.pack(0, np.full((3, 16), value, np.float32))
+        wire = RowWire()
+        wire.pack(0, np.full((3, 16), value, np.float32), RowCodec.UINT8)
         (counts,) = wire.counts().values()
         assert counts.relative_error is None
 
 
 def test_a_codec_may_change_between_two_arrays() -> None:
-    wire = RowWire(RowCodec.FP32)
-    wire.pack(0, some_rows())
-    wire.codec = RowCodec.UINT4
-    wire.pack(0, some_rows())
+    wire = RowWire()
+    for codec in (RowCodec.FP32, RowCodec.UINT4):
+        wire.pack(0, some_rows(), codec)
     assert {codec for _, codec in wire.counts()} == {"fp32", "uint4"}
 
 
 def test_status_and_metrics_name_wire_tables_and_codec() -> None:
-    wires = RowWires.of([5, 0], RowCodec.UINT8, RowCodec.INT8)
-    wires.rows.pack(0, some_rows())
-    wires.rows.pack(1, some_rows(width=1))
-    wires.gradients.pack(0, some_rows(7))
+    wires = RowWires.of([5, 0])
+    wires.rows.pack(0, some_rows(), RowCodec.UINT8)
+    wires.rows.pack(1, some_rows(width=1), RowCodec.UINT8)
+    wires.gradients.pack(0, some_rows(7), RowCodec.INT8)
     status = wires_status({"lookup": wires.rows, "push": wires.gradients}, ["user,item", "pair"])
 
     assert status["lookup"]["pair"].keys() == {"bf16"}, "one float is no shorter in integers"

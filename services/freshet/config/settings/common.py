@@ -15,8 +15,12 @@ PORT = Integer(0, 65_535)
 PATH = Text("a path")
 HOST = Text("an IP address or a host name", r"[A-Za-z0-9.:_-]{1,255}")
 HOSTS = Text("host names with commas between", r"[A-Za-z0-9.:,_ -]{1,2000}")
-Codec = Literal["fp32", "bf16", "fp16", "int8", "int4"]
+Codec = Literal["auto", "fp32", "bf16", "fp16", "int8", "int4"]
 CODEC = Choice(get_args(Codec))
+AUTO = (
+    "auto: fp32 on one host; to another host int8 at first, then the most exact of fp32, bf16, int8 and int4 "
+    "that keeps the link busy for less than 5 % of the time"
+)
 URL = Text('an URL with the adapter as its scheme, such as "sqlite:run/log"', r"[a-z][a-z0-9+.-]*:.+")
 
 # Meanings of options that several services have.

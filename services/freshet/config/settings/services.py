@@ -8,6 +8,7 @@ from typing import Literal
 from freshet.config.options import Choice, Duration, Integer, Number, Text, deployment
 from freshet.config.settings.common import (
     ADMIN_PORT,
+    AUTO,
     BODIES,
     BODY,
     BODY_TIMEOUT,
@@ -229,9 +230,11 @@ class Trainer:
         Choice(("own", "shards", "embedders")),
         default="own",
     )
-    rows: Codec = deployment("encoding of rows from the shards, with batches = shards", CODEC, default="fp32")
+    rows: Codec = deployment(
+        f"encoding of rows from embedder processes or shards; {AUTO}", CODEC, default="auto"
+    )
     gradients: Codec = deployment(
-        "encoding of gradients to embedder processes or shards", CODEC, default="fp32"
+        "encoding of gradients to embedder processes or shards; auto as for rows", CODEC, default="auto"
     )
     memory_bytes: int = deployment(
         "memory for rows with their indexes in a trainer that holds them itself (batches = own); above it "
@@ -271,8 +274,10 @@ class Embedder:
         "host at which trainers connect; without it, the bind address", HOST, default=""
     )
     admin_port: int = deployment(ADMIN_PORT, PORT, default=7031)
-    rows: Codec = deployment("encoding of rows from the shards and to the trainers", CODEC, default="fp32")
-    gradients: Codec = deployment("encoding of gradients to the shards", CODEC, default="fp32")
+    rows: Codec = deployment(f"encoding of rows from the shards; {AUTO}", CODEC, default="auto")
+    gradients: Codec = deployment(
+        "encoding of gradients to the shards; auto as for rows", CODEC, default="auto"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -223,6 +223,11 @@ class Layout:
     dense: tuple[int, ...]  # indexes of spec.features that are dense, in spec order: column d of (B, D)
 
     @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """Floats of a row, and those before its vector, of each group."""
+        return tuple((group.width, group.scalars) for group in self.groups)
+
+    @property
     def scalars(self) -> tuple[int, ...]:
         """Floats of a row before its vector, of each group."""
         return tuple(group.scalars for group in self.groups)

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -37,9 +37,10 @@ from freshet.rows.service import KeyGroup, Push, RowStates
 from freshet.rpc.channel import MIB, Transport
 from freshet.rpc.frames import BadFrame, Frame
 from freshet.rpc.link import Link, LinkCounts, Metadata
+from freshet.rpc.probe import LinkMonitor, codecs_of
 from freshet.tables.changes import KnownPushes
 from freshet.types import F32, I64, U8, U64, Bool, OffsetRange
-from freshet.wires.codecs import RowCodec
+from freshet.wires.link_codecs import EXACT, CodecChoice, LinkCodecs
 from freshet.wires.row_wire import RowWires
 
 SERVICE = "Rows"
@@ -71,10 +72,17 @@ class ShardLink(Link):
     """A connection to a shard, and the handles of keys that the shard keeps."""
 
     def __init__(
-        self, address: str, transport: Transport, service: str, metadata: Metadata, *, in_flight_bytes: int
+        self,
+        address: str,
+        transport: Transport,
+        service: str,
+        metadata: Metadata,
+        codecs: LinkCodecs,
+        *,
+        in_flight_bytes: int,
     ) -> None:
         """Connect lazily; see `Link`."""
-        super().__init__(address, transport, service, metadata, in_flight_bytes=in_flight_bytes)
+        super().__init__(address, transport, service, metadata, codecs, in_flight_bytes=in_flight_bytes)
         self.handles = SentHandles()
 
 
@@ -87,8 +95,7 @@ class RemoteRows:
         owners: Callable[[], Owners],
         transport: Transport,
         *,
-        lookup_codec: RowCodec = RowCodec.FP32,
-        push_codec: RowCodec = RowCodec.FP32,
+        choice: CodecChoice = EXACT,
         deadline_s: float = 10.0,
         attempt_s: float = 5.0,
         in_flight_bytes: int = IN_FLIGHT_BYTES,
@@ -99,14 +106,14 @@ class RemoteRows:
             served: model and spec of the shards.
             owners: returns the current owners; cheap, called for each request.
             transport: certificates, token and limits.
-            lookup_codec: encoding of rows in answers.
-            push_codec: encoding of gradients.
+            choice: encodings of rows in answers, and of gradients.
             deadline_s: time after which a lookup or `push` fails with Unavailable.
             attempt_s: longest wait for one answer, which a frozen shard costs.
             in_flight_bytes: most bytes of unanswered requests on a stream to a shard.
         """
         self._served, self._owners, self._transport = served, owners, transport
-        self.wires = RowWires.of(served.scalars, lookup_codec, push_codec)
+        self.wires, self._choice = RowWires.of(served.scalars), choice
+        self._monitor = LinkMonitor(self._present_links)
         self._deadline_s, self._attempt_s, self._in_flight = deadline_s, attempt_s, in_flight_bytes
         self._lock = threading.Lock()
         self._links: dict[str, ShardLink] = {}
@@ -222,10 +229,19 @@ class RemoteRows:
             links, self._links = list(self._links.values()), {}
             for link in links:
                 self._before.add(link.counts)
+        self._monitor.stop()
         for link in links:
             link.close()
 
+    def codecs(self) -> dict[str, dict[str, Any]]:
+        """Return the codecs of each link and why it uses them: {address: LinkCodecs.status()}."""
+        return {link.address: link.codecs.status() for link in self._present_links()}
+
     # --- internals
+
+    def _present_links(self) -> list[ShardLink]:
+        with self._lock:
+            return list(self._links.values())
 
     def _links_of(self, owners: Owners) -> list[ShardLink]:
         """Return a connection to each owner, in their order; connections to former owners are closed."""
@@ -242,8 +258,10 @@ class RemoteRows:
                         self._transport,
                         SERVICE,
                         self._served.metadata,
+                        codecs_of(address, self._choice),
                         in_flight_bytes=self._in_flight,
                     )
+                    self._monitor.start()
             links = [self._links[address] for address in owners.addresses]
         for link in gone:
             link.close()
@@ -258,9 +276,11 @@ class RemoteRows:
         groups = [group for group in groups if len(group.keys)]
         handle = handle_of([(g.group, g.keys, g.tables) for g in groups]) if groups else b""
         known = handle if link.handles.has(handle) else None
-        wire, owned = self.wires.gradients, owners.of_bucket == shard
+        codec, owned = link.codecs.gradients, owners.of_bucket == shard
+        link.codecs.count_gradients(sum(group.gradients.nbytes for group in groups))
         traced = replace(push, span=push.span or current())
-        return link.ask("Push", lambda i: push_frame(i, traced, groups, wire, owned, known))
+        wire = self.wires.gradients
+        return link.ask("Push", lambda i: push_frame(i, traced, groups, wire, codec, owned, known))
 
     def _lookup_once(
         self,
@@ -281,7 +301,7 @@ class RemoteRows:
                 encode = partial(
                     lookup_frame,
                     groups=wanted,
-                    codec=self.wires.rows.codec,
+                    codec=link.codecs.rows,
                     create=create,
                     states=with_states,
                     keep=create,
@@ -300,6 +320,8 @@ class RemoteRows:
             if handle is not None:
                 link.handles.add(handle)
             for group, of in places.items():
+                rows = rows_of[group]
+                link.codecs.count_rows(4 * rows.shape[1] * (len(rows) if of is None else len(of)))
                 _scatter(frame, group, of, rows_of[group], partial(rows_into, wire=self.wires.rows))
                 if states is not None:
                     _scatter(frame, group, of, floats_of[group], states_into)

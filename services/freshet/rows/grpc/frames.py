@@ -222,6 +222,7 @@ def push_frame(
     push: Push,
     groups: Sequence[PushedGroup],
     wire: RowWire,
+    codec: RowCodec,
     owned: Bool,
     handle: bytes | None = None,
 ) -> bytes:
@@ -232,10 +233,10 @@ def push_frame(
         push: its ranges, fence, clock and span.
         groups: gradients of the shard's rows.
         wire: encodes the gradients.
+        codec: their encoding.
         owned: (B,) bool, buckets that the sender assumes the receiver to own.
         handle: of the groups' keys, if the receiver keeps them; None: they are sent.
     """
-    codec = wire.codec  # it may change meanwhile
     sections: dict[tuple[Part, int], NDArray[Any]] = {
         (Part.RANGES, 0): _ranges_array(push.ranges),
         (Part.NUMBERS, 0): np.array([push.fence, push.clock_ms], np.int64),

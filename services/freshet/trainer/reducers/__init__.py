@@ -34,11 +34,18 @@ class Collectives(Protocol):
     def reduce(self, buffers: Sequence[F32 | F64]) -> None:
         """Sum each (N,) array over the ranks in place; the result is bit-identical on all ranks."""
 
-    def all_to_all(self, parts: Sequence[U8]) -> list[U8]:
-        """Send part j, (N_j,) bytes, to rank j; returns the part that each rank sent to this one."""
+    def all_to_all(self, parts: Sequence[U8], sizes: Sequence[int] | None = None) -> list[U8]:
+        """Send part j, (N_j,) bytes, to rank j; returns the part that each rank sent to this one.
 
-    def all_gather(self, part: U8) -> list[U8]:
-        """Return the (N_i,) bytes of every rank in rank order; lengths may differ."""
+        `sizes`: the (n,) lengths of the parts for this rank. Ranks that do not know them all pass None; they
+        are exchanged first then, which is one more message to wait for.
+        """
+
+    def all_gather(self, part: U8, sizes: Sequence[int] | None = None) -> list[U8]:
+        """Return the (N_i,) bytes of every rank in rank order; lengths may differ.
+
+        `sizes`: the (n,) lengths of all ranks' parts, or None as for `all_to_all`.
+        """
 
 
 class Reducer(Protocol):

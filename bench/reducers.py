@@ -1,0 +1,351 @@
+"""Reducers of dense gradients on a stream that drifts: bytes of a step, and AUC and logloss beside fp32.
+
+    python -m bench.reducers [--ranks 4] [--steps 6000] [--seeds 3] [--quick] [--json]
+
+Ranks are threads of this process, and their bytes are counted (`tests.fixtures.rank_threads`). A sample has 8
+ids, which are Zipf-distributed and of which some are replaced all the time, and 4 numbers; its click depends
+on effects of ids and on products of two of them. After 60 % of the steps the click rate jumps. Embeddings
+learn by row-wise Adagrad on one table, so that reducers differ by the dense part alone: an MLP of 128 and 64
+under Adam. Residuals are flushed every 1,000 steps, as for a version.
+
+`bytes_per_step` are those that a rank sends, flushes and warm-up counted, a sum of whole arrays as a ring.
+`ratio` is fp32's beside it. Each sample is scored before it is learned from; AUC and logloss are of those
+after the first tenth, `after_jump` of the fifth of the steps after the jump. Differences are to fp32 (for
+LAMB, to fp32 with LAMB) with the same seed; `± 95 %` is of Student's t over the seeds. `*_frozen` are the
+papers' forms: a threshold or a variance that is set once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from bench.report import Figures, command
+from freshet.evaluation import auc
+from freshet.trainer.reducers import Collectives, Reducer
+from freshet.trainer.reducers.dct import Dct, Segment
+from freshet.trainer.reducers.group_codecs import IntegerCodec, SignCodec
+from freshet.trainer.reducers.levels import AdaptiveLevels
+from freshet.trainer.reducers.one_bit_adam import Moments, OneBitAdam
+from freshet.trainer.reducers.one_bit_lamb import OneBitLamb
+from freshet.trainer.reducers.two_phase import TwoPhase
+from freshet.types import F32, F64, I64
+from tests.fixtures.rank_threads import ThreadCollectives, run_ranks
+
+FIELDS, IDS, DIM, NUMBERS = 8, 4000, 8, 4
+HIDDEN = (128, 64)
+BATCH = 64
+"""Samples of a rank's step."""
+RATE, WARMUP_STEPS, EPSILON = 1e-3, 100, 1e-8
+LAMB_RATE = 4e-3
+FLUSH_STEPS, CHURN_STEPS, CHURN = 1000, 50, 0.02
+JUMP_AT, JUMP_SPAN, LEARNED_AT = 0.6, 0.2, 0.1
+NEVER = 1 << 60
+T95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}
+"""Student's t of 95 %, two-sided, by the number of seeds."""
+
+
+class Stream:
+    """Samples whose ids are replaced, and whose click rate jumps."""
+
+    def __init__(self, seed: int, samples: int, steps: int) -> None:
+        self.random, self.samples, self.steps = np.random.default_rng(seed), samples, steps
+        chances = 1 / np.arange(1, IDS + 1) ** 1.05
+        self.chances = np.cumsum(chances / chances.sum())
+        self.effects = self.random.normal(0, 0.5, (FIELDS, IDS))
+        self.factors = self.random.normal(0, 0.7, (FIELDS, IDS, 3))
+        self.slopes = self.random.normal(0, 0.3, NUMBERS)
+        self.step = 0
+
+    def next_batch(self) -> tuple[I64, F32, F32]:
+        """Return (B, FIELDS) ids, (B, NUMBERS) numbers and (B,) clicks."""
+        if self.step % CHURN_STEPS == 0:
+            self._replace_ids()
+        ids = np.searchsorted(self.chances, self.random.random((self.samples, FIELDS)))
+        ids = np.minimum(ids, IDS - 1)
+        numbers = self.random.normal(size=(self.samples, NUMBERS))
+        columns = np.arange(FIELDS)
+        factors = self.factors[columns, ids]
+        products = (factors[:, 0::2] * factors[:, 1::2]).sum(axis=(1, 2))
+        bias = -3.0 if self.step < JUMP_AT * self.steps else -1.2
+        logits = bias + self.effects[columns, ids].sum(axis=1) + products + numbers @ self.slopes
+        clicks = self.random.random(self.samples) < 1 / (1 + np.exp(-logits))
+        self.step += 1
+        return ids, numbers.astype(np.float32), clicks.astype(np.float32)
+
+    def _replace_ids(self) -> None:
+        replaced = self.random.random((FIELDS, IDS)) < CHURN
+        count = int(replaced.sum())
+        self.effects[replaced] = self.random.normal(0, 0.5, count)
+        self.factors[replaced] = self.random.normal(0, 0.7, (count, 3))
+
+
+class Model:
+    """Embeddings and an MLP; its gradients are a rank's each."""
+
+    def __init__(self, ranks: int) -> None:
+        random = np.random.default_rng(1)
+        self.ranks = ranks
+        self.rows: F32 = random.normal(0, 0.05, (FIELDS * IDS, DIM)).astype(np.float32)
+        self.squares = np.full(FIELDS * IDS, 0.01, np.float32)
+        widths = [FIELDS * DIM + NUMBERS, *HIDDEN, 1]
+        self.shapes = [s for a, b in itertools.pairwise(widths) for s in ((a, b), (b,))]
+        self.ends = np.cumsum([math.prod(shape) for shape in self.shapes]).tolist()
+        parts = [
+            random.normal(0, math.sqrt(2 / shape[0]), shape) if len(shape) == 2 else np.zeros(shape)
+            for shape in self.shapes
+        ]
+        self.weights: F32 = np.concatenate([p.reshape(-1) for p in parts]).astype(np.float32)
+
+    def learn(self, ids: I64, numbers: F32, clicks: F32) -> tuple[F32, F32]:
+        """Return (B,) predictions and (n, d) gradients whose sum is the mean's; step the embeddings."""
+        keys = (ids + IDS * np.arange(FIELDS)).reshape(-1)
+        x = np.concatenate([self.rows[keys].reshape(len(ids), -1), numbers], axis=1)
+        tensors = [
+            part.reshape(shape)
+            for part, shape in zip(np.split(self.weights, self.ends[:-1]), self.shapes, strict=True)
+        ]
+        layers = list(zip(tensors[0::2], tensors[1::2], strict=True))
+        inputs = []
+        for i, (weight, bias) in enumerate(layers):
+            inputs.append(x)
+            x = x @ weight + bias
+            if i < len(HIDDEN):
+                x = np.maximum(x, 0)
+        predictions: F32 = 1 / (1 + np.exp(-x[:, 0]))
+        delta = ((predictions - clicks) / np.float32(len(ids)))[:, None]
+        gradients: list[F32] = []
+        for (weight, _), x in zip(reversed(layers), reversed(inputs), strict=True):
+            of_ranks = delta.reshape(self.ranks, -1, delta.shape[1])
+            products = x.reshape(self.ranks, -1, x.shape[1]).transpose(0, 2, 1) @ of_ranks
+            gradients[:0] = [products.reshape(self.ranks, -1), of_ranks.sum(axis=1)]
+            delta = (delta @ weight.T) * (x > 0 if x is not inputs[0] else 1)
+        self._step_rows(keys, delta[:, : FIELDS * DIM].reshape(-1, DIM))
+        return predictions, np.concatenate(gradients, axis=1)
+
+    def _step_rows(self, keys: I64, gradients: F32) -> None:
+        unique, places = np.unique(keys, return_inverse=True)
+        sums = np.zeros((len(unique), DIM), np.float32)
+        np.add.at(sums, places, gradients)
+        sums *= 64  # Adagrad's first steps at the size of a batch's sum
+        self.squares[unique] += np.square(sums).mean(axis=1)
+        self.rows[unique] -= 0.05 * sums / np.sqrt(self.squares[unique])[:, None]
+
+
+class Whole:
+    """fp32: a sum of whole gradients."""
+
+    def reduce(self, group: Collectives, gradient: F32) -> None:
+        group.reduce([gradient])
+
+    def flush(self, group: Collectives) -> F32:
+        return np.zeros(1, np.float32)
+
+    def reset(self) -> None:
+        pass
+
+
+class FrozenDct(Dct):
+    """The paper's: a threshold that stands between two refreshes, which all ranks make at once."""
+
+    def _select(self, segment: Segment, sizes: F32, exact: bool) -> I64:
+        if self.steps == 1 or self.steps % self.refresh_steps == 0:
+            return super()._select(segment, sizes, True)
+        return np.flatnonzero(sizes >= segment.threshold)
+
+
+@dataclass(slots=True)
+class Adam:
+    """The optimiser of a rank; `step` makes the reducer's sum a step."""
+
+    size: int
+    ends: Sequence[int]
+    weights: F32
+    moments: Moments = field(init=False)
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.moments = Moments(np.zeros(self.size, np.float32), np.zeros(self.size, np.float32))
+
+    def step(self, gradient: F32, frozen: bool, variance_steps: int, rates: F64 | float) -> None:
+        self.steps += 1
+        m, v = self.moments.first, self.moments.second
+        m[:] = 0.9 * m + np.float32(0.1) * gradient
+        if not frozen:
+            v[:] = 0.999 * v + np.float32(0.001) * np.square(gradient)
+        rate = min(1.0, self.steps / WARMUP_STEPS) / (1 - 0.9**self.steps) * rates
+        root = np.sqrt(v / (1 - 0.999**variance_steps)) + EPSILON
+        self.weights -= (rate * m / root).astype(np.float32)
+
+
+class Case(Protocol):
+    """How a rank sums and steps."""
+
+    def step(self, group: Collectives, gradient: F32, adam: Adam) -> None: ...
+    def flush(self, group: Collectives) -> F32: ...
+    def observe(self, loss: float, running: float) -> None: ...
+
+
+@dataclass(slots=True)
+class Gradients:
+    """A reducer of gradients under plain Adam."""
+
+    reducer: Reducer
+    carry: F32 = field(default_factory=lambda: np.zeros(1, np.float32))
+
+    def step(self, group: Collectives, gradient: F32, adam: Adam) -> None:
+        self.reducer.reduce(group, gradient)
+        adam.step(gradient + self.carry, False, adam.steps + 1, RATE)
+        self.carry = np.zeros(1, np.float32)
+
+    def flush(self, group: Collectives) -> F32:
+        self.carry = self.reducer.flush(group)
+        return self.carry
+
+    def observe(self, loss: float, running: float) -> None:
+        if isinstance(self.reducer, AdaptiveLevels):
+            self.reducer.observe(running)
+
+
+@dataclass(slots=True)
+class Momenta:
+    """1-bit Adam or LAMB."""
+
+    reducer: OneBitAdam | OneBitLamb
+    drifts: bool = True  # report the loss to it
+    carry: F32 = field(default_factory=lambda: np.zeros(1, np.float32))
+
+    def step(self, group: Collectives, gradient: F32, adam: Adam) -> None:
+        rates: F64 | float = RATE
+        if isinstance(self.reducer, OneBitLamb):
+            lamb = self.reducer.reduce(group, gradient, adam.moments, adam.weights)
+            momentum, frozen = self.reducer.momentum, lamb.frozen
+            rates = np.repeat(lamb.rates, np.diff(adam.ends, prepend=0)) * LAMB_RATE
+        else:
+            momentum, frozen = self.reducer, self.reducer.reduce(group, gradient, adam.moments)
+        adam.step(gradient + self.carry, frozen, momentum.variance_steps, rates)
+        self.carry = np.zeros(1, np.float32)
+
+    def flush(self, group: Collectives) -> F32:
+        self.carry = self.reducer.flush(group)
+        return self.carry
+
+    def observe(self, loss: float, running: float) -> None:
+        if self.drifts:
+            self.reducer.observe(loss)
+
+
+def cases(ends: Sequence[int]) -> Mapping[str, Callable[[int], Case]]:
+    """Return by name how the case of a rank is made, for segments with these ends."""
+    size = ends[-1]
+    plain: dict[str, Callable[[int], Reducer]] = {
+        "fp32": lambda rank: Whole(),
+        "int8": lambda rank: TwoPhase(IntegerCodec(8), size),
+        "int4": lambda rank: TwoPhase(IntegerCodec(4), size),
+        "levels": lambda rank: AdaptiveLevels(size, rank + 1),
+        "gradient_signs": lambda rank: TwoPhase(SignCodec(), size),
+        "dct_1pct": lambda rank: Dct(ends, 0.01),
+        "dct_03pct": lambda rank: Dct(ends, 0.003),
+        "dct_01pct": lambda rank: Dct(ends, 0.001),
+        "dct_1pct_frozen": lambda rank: FrozenDct(ends, 0.01),
+        "dct_01pct_frozen": lambda rank: FrozenDct(ends, 0.001),
+    }
+    momenta: dict[str, Callable[[int], Case]] = {
+        "one_bit_adam": lambda rank: Momenta(OneBitAdam(size, warmup_steps=WARMUP_STEPS)),
+        "one_bit_adam_frozen": lambda rank: Momenta(
+            OneBitAdam(size, warmup_steps=WARMUP_STEPS, refresh_steps=NEVER), drifts=False
+        ),
+        "lamb": lambda rank: Momenta(OneBitLamb(ends, warmup_steps=NEVER)),
+        "one_bit_lamb": lambda rank: Momenta(OneBitLamb(ends, warmup_steps=WARMUP_STEPS)),
+    }
+    made = {name: lambda rank, make=make: Gradients(make(rank)) for name, make in plain.items()}
+    return {**made, **momenta}
+
+
+def run(name: str, seed: int, ranks: int, steps: int) -> Figures:
+    """Train on one stream; returns bytes, AUC and logloss."""
+    model, stream = Model(ranks), Stream(seed, ranks * BATCH, steps)
+    make = cases(model.ends)[name]
+    size = model.ends[-1]
+
+    def work(group: ThreadCollectives) -> tuple[float, list[tuple[F32, F32]], int]:
+        case, adam = make(group.rank), Adam(size, model.ends, model.weights.copy())
+        scored: list[tuple[F32, F32]] = []
+        running, peak = 0.0, 0
+        for step in range(steps):
+            mine: tuple[Any, ...] = ()
+            if group.rank == 0:
+                batch = stream.next_batch()
+                model.weights = adam.weights
+                predictions, gradients = model.learn(*batch)
+                scored.append((predictions, batch[2]))
+                mine = gradients, logloss(predictions, batch[2])
+            gradients, loss = group.meet(mine)[0]
+            before = group.sent
+            case.step(group, gradients[group.rank].copy(), adam)
+            peak = max(peak, group.sent - before)
+            running = loss if step == 0 else running + (loss - running) / 64
+            case.observe(loss, running)
+            if (step + 1) % FLUSH_STEPS == 0:
+                case.flush(group)
+        return group.sent + group.reduced * 2 * (ranks - 1) / ranks, scored, peak
+
+    found = run_ranks(ranks, work)
+    scored = found[0][1]
+    jump = int(JUMP_AT * steps)
+    figures: Figures = {
+        "bytes_per_step": sum(sent for sent, _, _ in found) / ranks / steps,
+        "peak_bytes": max(peak for _, _, peak in found),
+    }
+    spans = {"": (int(LEARNED_AT * steps), steps), "_after_jump": (jump, jump + int(JUMP_SPAN * steps))}
+    for suffix, (start, stop) in spans.items():
+        predictions, clicks = (np.concatenate(c) for c in zip(*scored[start:stop], strict=True))
+        figures[f"auc{suffix}"] = auc(predictions, clicks)
+        figures[f"logloss{suffix}"] = logloss(predictions, clicks)
+    return figures
+
+
+def logloss(predictions: F32, clicks: F32) -> float:
+    """Return the mean logloss of (B,) predictions."""
+    p = np.clip(predictions.astype(np.float64), 1e-7, 1 - 1e-7)
+    return float(-np.where(clicks > 0, np.log(p), np.log1p(-p)).mean())
+
+
+def compared(found: Sequence[Figures], base: Sequence[Figures]) -> Iterator[tuple[str, float]]:
+    """Yield the means over seeds, and the differences to the same seeds of another case."""
+    for key in found[0]:
+        yield key, statistics.mean(f[key] for f in found)
+    yield (
+        "ratio",
+        statistics.mean(b["bytes_per_step"] / f["bytes_per_step"] for f, b in zip(found, base, strict=True)),
+    )
+    for key in ("auc", "auc_after_jump", "logloss_after_jump"):
+        differences = [f[key] - b[key] for f, b in zip(found, base, strict=True)]
+        yield f"d_{key}", statistics.mean(differences)
+        if len(differences) > 1:
+            error = statistics.stdev(differences) / math.sqrt(len(differences))
+            yield f"d_{key}_95", error * T95.get(len(differences), 1.96)
+
+
+def measure(quick: bool = False, ranks: int = 4, steps: int = 0, seeds: int = 0, only: str = "") -> Figures:
+    """Measure all reducers, or those whose names are in `only`, separated by commas, and what they need."""
+    steps, seeds = steps or (1000 if quick else 6000), seeds or (1 if quick else 3)
+    names = list(cases([1]))
+    if only:
+        wanted = {"fp32", *only.split(",")} | ({"lamb"} if "lamb" in only else set())
+        names = [name for name in names if name in wanted]
+    found = {name: [run(name, seed, ranks, steps) for seed in range(1, seeds + 1)] for name in names}
+    return {
+        name: dict(compared(of_seeds, found["lamb" if "lamb" in name else "fp32"]))
+        for name, of_seeds in found.items()
+    }
+
+
+if __name__ == "__main__":
+    command(measure, __doc__)

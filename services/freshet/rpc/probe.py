@@ -1,0 +1,147 @@
+"""Probes: what a link carries, in bytes a second each way, by messages of zeros.
+
+A probe shares the connection with everything else, so it finds what is left for one more message. It takes a
+round trip without bytes as the time that no bandwidth shortens.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from freshet.errors import FreshetError, Unavailable
+from freshet.http.addresses import address_of, is_on_this_host
+from freshet.rpc.frames import BadFrame, Frame, Kind, Part, encode_frame
+from freshet.rpc.server import FrameServer
+from freshet.wires.link_codecs import CodecChoice, Goodput, LinkCodecs
+
+log = structlog.get_logger("freshet.wires")
+
+METHOD = "Probe"
+
+PROBE_BYTES = 256 << 10
+"""20 ms on 100 Mbit/s; above the window that TCP begins with."""
+
+LEAST_S = 1e-5
+"""Shorter transfers are noise of the clock."""
+
+ROUND_TRIPS = 3
+
+
+def serve_probes(server: FrameServer, service: str) -> None:
+    """Register the method by which clients of a service probe their link."""
+    server.add_stream(service, METHOD, _answer)
+
+
+def _answer(frame: Frame) -> bytes:
+    if frame.kind != Kind.PROBE:
+        raise BadFrame(f"expected a frame PROBE, found kind {frame.kind}", "shape")
+    (wanted,) = frame.array(Part.NUMBERS, np.int64, (1,)).tolist()
+    if not 0 <= wanted <= PROBE_BYTES:
+        raise BadFrame(f"probe: expected 0 to {PROBE_BYTES} bytes to answer, found {wanted}", "shape")
+    zeros = np.zeros(wanted, np.uint8)
+    return encode_frame(Frame(Kind.RESPONSE, frame.id, sections={(Part.BYTES, 0): zeros}))
+
+
+def probe_frame(frame_id: int, up: int, down: int) -> bytes:
+    """Encode a probe that carries `up` bytes, and whose answer carries `down`."""
+    sections: dict[tuple[Part, int], NDArray[Any]] = {
+        (Part.NUMBERS, 0): np.array([down], np.int64),
+        (Part.BYTES, 0): np.zeros(up, np.uint8),
+    }
+    return encode_frame(Frame(Kind.PROBE, frame_id, sections=sections))
+
+
+Ask = Callable[[str, Callable[[int], bytes]], Future[Frame]]
+"""`Link.ask`."""
+
+
+def measure_goodput(ask: Ask, timeout_s: float, clock: Callable[[], float] = time.perf_counter) -> Goodput:
+    """Measure a link each way. Raises Unavailable if a probe is not answered in time."""
+
+    def seconds(up: int, down: int) -> float:
+        began = clock()
+        answer = ask(METHOD, lambda number: probe_frame(number, up, down))
+        try:
+            answer.result(timeout_s)
+        except TimeoutError:
+            raise Unavailable(f"a probe was not answered within {timeout_s} s") from None
+        return clock() - began
+
+    empty_s = min(seconds(0, 0) for _ in range(ROUND_TRIPS))
+    up_s, down_s = seconds(PROBE_BYTES, 0), seconds(0, PROBE_BYTES)
+    return Goodput(PROBE_BYTES / max(up_s - empty_s, LEAST_S), PROBE_BYTES / max(down_s - empty_s, LEAST_S))
+
+
+INTERVAL_S = 5.0
+"""Seconds between two probes of a link: two messages of PROBE_BYTES, less than 1 % of 100 Mbit/s."""
+
+ANSWER_S = 5.0
+"""Seconds after which a probe is given up; the codec stays as it is."""
+
+
+def codecs_of(address: str, choice: CodecChoice) -> LinkCodecs:
+    """Return the codecs of a new link to `host:port`."""
+    return LinkCodecs(choice, same_host=is_on_this_host(address_of(address).host))
+
+
+class ProbedLink(Protocol):
+    """A link with codecs that its traffic chooses."""
+
+    address: str
+    codecs: LinkCodecs
+
+    def ask(self, method: str, make: Callable[[int], bytes]) -> Future[Frame]:
+        """Send a request; see `freshet.rpc.link.Link`."""
+
+    def carried(self) -> tuple[int, int]:
+        """Return the bytes received and sent since its creation."""
+
+
+class LinkMonitor:
+    """Probes links to other hosts in a thread, and lets each choose its codecs."""
+
+    def __init__(self, links: Callable[[], Iterable[ProbedLink]], interval_s: float = INTERVAL_S) -> None:
+        """`links` returns the present links; those on this host, or with set codecs, are not probed."""
+        self._links, self._interval_s = links, interval_s
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread once; cheap."""
+        with self._lock:
+            if self._thread is None and not self._stop.is_set():
+                self._thread = threading.Thread(target=self._run, name="link-monitor", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; it may still wait for an answer. Idempotent."""
+        self._stop.set()
+
+    def look(self) -> None:
+        """Probe each link once and choose its codecs."""
+        for link in self._links():
+            if not link.codecs.is_measured or self._stop.is_set():
+                continue
+            try:
+                goodput = measure_goodput(link.ask, ANSWER_S)
+            except FreshetError:
+                continue  # requests report a broken link
+            if link.codecs.decide(goodput, *link.carried(), time.monotonic()):
+                log.info("codecs of a link changed", address=link.address, **_flat(link.codecs.status()))
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            self.look()
+
+
+def _flat(status: dict[str, dict[str, str]]) -> dict[str, str]:
+    return {f"{way}_{name}": text for way, choice in status.items() for name, text in choice.items()}

@@ -1,0 +1,111 @@
+"""Codecs of groups of floats, for `two_phase`: each group of S consecutive values has a scale of its own.
+
+| codec | S | bytes of a group | values |
+|---|---|---|---|
+| `IntegerCodec(8)`, `IntegerCodec(4)` | 256 | 4 + S, or S / 2 | code × scale, nearest |
+| `SignCodec` | 1,024 | 4 + S / 8 | ± scale, the mean of the absolute values |
+| `LevelCodec` (`levels`) | 256 | 4 + bits × S / 8 | code × scale, stochastic |
+
+A group that is not finite decodes as NaN. A group of zeros decodes as zeros. Scales are float32 and stand
+before the codes.
+
+Letters: G groups, S floats of a group.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from freshet import _native
+from freshet.types import F32, U8
+
+HEAD_BYTES = 4
+
+
+class GroupCodec(Protocol):
+    """Encodes groups of floats. The result depends on no state of a rank, except for random rounding."""
+
+    group: int  # S
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of an encoded group."""
+
+    def encode(self, values: F32, real: int) -> U8:
+        """Encode (G, S) values, of which the first `real` are no padding, as (G, group_bytes) bytes.
+
+        The padding is zeros, and at most a part of the last group.
+        """
+
+    def decode(self, packed: U8) -> F32:
+        """Decode (G, group_bytes) bytes as (G, S) values; those of padding have no meaning."""
+
+
+class IntegerCodec:
+    """Symmetric integers of 8 or 4 bits, rounded to nearest by the native core (`wires.codecs`).
+
+    Error feedback delivers the rounding error later, so stochastic rounding would add noise for nothing.
+    """
+
+    group = 256
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of an encoded group."""
+        return HEAD_BYTES + self.group * self.bits // 8
+
+    def encode(self, values: F32, real: int) -> U8:
+        """Encode (G, S) values as (G, group_bytes) bytes; zeros of padding change no scale."""
+        packed = np.empty((len(values), self.group_bytes), np.uint8)
+        _native.pack_integers(values, self.bits, False, 0, 0, packed)
+        return packed
+
+    def decode(self, packed: U8) -> F32:
+        """Decode (G, group_bytes) bytes as (G, S) values."""
+        values = np.empty((len(packed), self.group), np.float32)
+        _native.unpack_integers(packed, self.bits, False, 0, values)
+        return values
+
+
+class SignCodec:
+    """The sign of each value, and one scale a group; the sign of 0 is +.
+
+    The scale is the mean of the absolute values (EF-SignSGD, Karimireddy et al., 1901.09847), which has the
+    least squared error. 1-bit Adam's authors take the root mean square; that error is larger.
+    """
+
+    group = 1024
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of an encoded group."""
+        return HEAD_BYTES + self.group // 8
+
+    def encode(self, values: F32, real: int) -> U8:
+        """Encode (G, S) values as (G, group_bytes) bytes; padding does not count in the mean."""
+        packed = np.empty((len(values), self.group_bytes), np.uint8)
+        counts = np.minimum(real - self.group * np.arange(len(values)), self.group)
+        means: F32 = (np.abs(values) / self.group).sum(axis=1) * (self.group / counts).astype(np.float32)
+        scales = np.where(np.isfinite(means), means, np.float32(np.nan)).astype("<f4")
+        packed[:, :HEAD_BYTES] = scales[:, None].view(np.uint8)
+        packed[:, HEAD_BYTES:] = np.packbits(values < 0, axis=1, bitorder="little")
+        return packed
+
+    def decode(self, packed: U8) -> F32:
+        """Decode (G, group_bytes) bytes as (G, S) values."""
+        negative = np.unpackbits(packed[:, HEAD_BYTES:], axis=1, bitorder="little").astype(np.uint32)
+        negative <<= 31
+        negative |= heads_of(packed).view(np.uint32)
+        values: F32 = negative.view(np.float32)
+        return values
+
+
+def heads_of(packed: U8) -> F32:
+    """Return the (G, 1) float32 scales of (G, group_bytes) bytes."""
+    heads: F32 = np.ascontiguousarray(packed[:, :HEAD_BYTES]).view("<f4").astype(np.float32, copy=False)
+    return heads

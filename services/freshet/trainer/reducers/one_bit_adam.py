@@ -1,0 +1,254 @@
+"""1-bit Adam (Tang et al., 2102.02888): ranks exchange signs of the momentum while the variance stands still.
+
+Adam divides by the root of a mean of squares, which makes error feedback on the gradient diverge: the error
+of one step would be squared in the next. The momentum is linear in the gradient, so its error feeds back.
+Hence a *warm-up* with whole gradients and plain Adam, until the variance is steady; then the variance is
+frozen, and each rank sends its part of the new momentum through `TwoPhase` with `SignCodec`.
+
+How an Adam that exists is driven by this: `reduce` replaces the gradient g by
+
+    g_eff = (m_new - beta1 m) / (1 - beta1)
+
+so that the step's own m <- beta1 m + (1 - beta1) g_eff is m_new. If `reduce` returns True, the step must
+leave the variance as it stands in `Moments.second`. It corrects the bias of the variance by
+1 - beta2^variance_steps in any case. The caller divides its gradient by the rows of all ranks first, so that
+the sum over ranks is the mean gradient.
+
+Ours differs from the paper in these:
+
+- A stream drifts, so the variance is refreshed: each `refresh_steps` a whole gradient is summed and moves it,
+  with the weight of the steps since the last, at most `CATCH_UP`. For a window of the variance after a jump
+  of the loss (`drift`), that happens each `ALERT_STEPS`: the variance follows as fast as Adam's own.
+- The paper ends the warm-up if the variance has fallen by less than 4 % in a window. It never moves after
+  that. Here refreshes follow it, and on a stream it falls by 10 % and more for long, so `STEADY` is wider.
+- A value whose variance is 0 has seen no gradient. It is left out of the exchange: as a sign it would get
+  plus or minus the scale, divided by epsilon. Its gradient waits for the next refresh.
+
+Letters: d floats of a gradient, n ranks, L layers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freshet.trainer.reducers import Collectives
+from freshet.trainer.reducers.drift import Drift
+from freshet.trainer.reducers.group_codecs import SignCodec
+from freshet.trainer.reducers.two_phase import TwoPhase
+from freshet.types import F32, I64
+
+STEADY = 0.8
+"""The warm-up ends if |v_t| and |v_(t - 1/(1 - beta2))|, sums of absolute values, have at least this ratio,
+the smaller to the larger."""
+REFRESH_STEPS = 256
+ALERT_STEPS = 16
+CATCH_UP = 32
+"""Steps of weight that a refresh has at most: more would make the variance as noisy as one gradient."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moments:
+    """Views of Adam's moments after the last step; equal on all ranks."""
+
+    first: F32  # (d,) m
+    second: F32  # (d,) v, without bias correction; a refresh writes it
+
+
+@dataclass(frozen=True, slots=True)
+class Betas:
+    """Adam's decay rates."""
+
+    first: float = 0.9
+    second: float = 0.999
+
+
+class OneBitAdam:
+    """Sums gradients for an Adam that lets its variance be frozen. One thread at a time uses it."""
+
+    def __init__(
+        self,
+        size: int,
+        betas: Betas | None = None,
+        *,
+        warmup_steps: int = 0,
+        refresh_steps: int = REFRESH_STEPS,
+        layers: Sequence[int] = (),
+    ) -> None:
+        """Prepare for a gradient of `size` floats, d.
+
+        Args:
+            size: d.
+            betas: Adam's.
+            warmup_steps: steps before which the warm-up does not end: those of the learning rate's warm-up.
+            refresh_steps: steps between two refreshes of the variance.
+            layers: (L,) where each layer ends, rising. If given, momenta are scaled to the same root mean
+                square in all layers before they are exchanged (1-bit LAMB).
+        """
+        self.size, self.betas = size, betas or Betas()
+        self.warmup_steps, self.refresh_steps, self.layers = warmup_steps, refresh_steps, list(layers)
+        self.drift = Drift()
+        self.steps = 0
+        self.variance_steps = 0  # of the variance, for its bias correction
+        self.frozen = False
+        self._window = round(1 / (1 - self.betas.second))
+        self._norms: deque[float] = deque(maxlen=self._window + 1)
+        self._refreshed = 0  # steps since the variance changed
+        self._alert = 0  # steps for which it is refreshed more often
+        self._pending: F32 = np.zeros(size, np.float32)  # gradient of values that are left out
+        self._active: I64 = np.empty(0, np.int64)
+        self._scaling: F32 = np.empty(0, np.float32)  # of active values
+        self._exchange = TwoPhase(SignCodec(), 0)
+
+    def observe(self, loss: float) -> None:
+        """Take the mean loss of the last step over all ranks, equal on all."""
+        self.drift.observe(loss)
+
+    def reduce(self, group: Collectives, gradient: F32, moments: Moments) -> bool:
+        """Replace this rank's addend of the (d,) mean gradient by what Adam is to step with.
+
+        Bit-identical on all ranks. A value that is not finite reaches it, and no residual. Returns whether
+        the step must leave the variance as it is.
+
+        Raises RankLost; residuals are then void, and the caller calls `load_state` with those of the state
+        that it goes back to.
+        """
+        self.steps += 1
+        jumped = self.drift.take_jump()
+        if not self.frozen and self._is_steady(moments):
+            self._freeze(moments)
+        if not self.frozen:
+            group.reduce([gradient])
+            self.variance_steps += 1
+            return False
+        self._refreshed += 1
+        at_once = jumped and not self._alert
+        self._alert = self._window if jumped else max(self._alert - 1, 0)
+        interval = min(ALERT_STEPS, self.refresh_steps) if self._alert else self.refresh_steps
+        if at_once or self._refreshed >= interval:
+            self._refresh(group, gradient, moments)
+            if np.count_nonzero(moments.second) != len(self._active):
+                self._deliver(group, gradient)
+                self._activate(moments)
+        else:
+            self._compress(group, gradient, moments)
+        return True
+
+    def flush(self, group: Collectives) -> F32:
+        """Return the (d,) sum over the ranks of all that `reduce` has not delivered, and forget it.
+
+        In units of the mean gradient. It belongs into a step that leaves the variance as it is.
+
+        Raises RankLost as `reduce` does.
+        """
+        rest = self._pending.copy()
+        if self.frozen:
+            rest[self._active] = self._undelivered(group)
+            group.reduce([rest])
+        self.reset()
+        return rest
+
+    def reset(self) -> None:
+        """Forget residuals."""
+        self._pending.fill(0)
+        self._exchange.reset()
+
+    def state(self) -> Mapping[str, NDArray[Any]]:
+        """Return all that ranks must have equal, for the dense state, right after a flush."""
+        counts = [self.steps, self.variance_steps, self._refreshed, self._alert, self.frozen]
+        return {
+            "counts": np.array(counts, np.int64),
+            "norms": np.array(self._norms, np.float64),
+            "losses": np.array([self.drift.fast, self.drift.slow], np.float64),
+            "active": self._active.copy(),
+            "scaling": self._scaling.copy(),
+        }
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Load what `state` returned, and forget residuals."""
+        self.steps, self.variance_steps, self._refreshed, self._alert, frozen = state["counts"].tolist()
+        self.frozen = bool(frozen)
+        self._norms.clear()
+        self._norms.extend(state["norms"].tolist())
+        self.drift.fast, self.drift.slow = state["losses"].tolist()
+        self._active, self._scaling = state["active"].copy(), state["scaling"].copy()
+        self._exchange = TwoPhase(SignCodec(), len(self._active))
+        self.reset()
+
+    def _is_steady(self, moments: Moments) -> bool:
+        """Add the norm of the variance of the last step; return whether it is as it was a window ago."""
+        if not self.variance_steps:
+            return False
+        whole = float(np.abs(moments.second).sum(dtype=np.float64))
+        self._norms.append(whole / (1 - self.betas.second**self.variance_steps))
+        if len(self._norms) <= self._window or self.steps <= self.warmup_steps:
+            return False
+        before, now = self._norms[0], self._norms[-1]
+        finite = math.isfinite(before) and math.isfinite(now)
+        return finite and 0.0 < STEADY * max(before, now) <= min(before, now)
+
+    def _freeze(self, moments: Moments) -> None:
+        self.frozen, self._refreshed = True, 0
+        self._norms.clear()
+        self._activate(moments)
+
+    def _activate(self, moments: Moments) -> None:
+        """Exchange the values that have a variance from now on; nothing is undelivered."""
+        self._active = np.flatnonzero(moments.second > 0)
+        self._exchange = TwoPhase(SignCodec(), len(self._active))
+        self._scaling = np.ones(len(self._active), np.float32)
+        bounds = np.searchsorted(self._active, [0, *self.layers])
+        means = [
+            float(np.sqrt(np.mean(np.square(moments.first[self._active[a:b]], dtype=np.float64))))
+            if b > a
+            else 0.0
+            for a, b in itertools.pairwise(bounds)
+        ]
+        usual = float(np.mean([mean for mean in means if mean > 0] or [1.0]))
+        for a, b, mean in zip(bounds[:-1], bounds[1:], means, strict=True):
+            if mean > 0:
+                self._scaling[a:b] = usual / mean
+
+    def _compress(self, group: Collectives, gradient: F32, moments: Moments) -> None:
+        """Exchange signs of the momentum; the gradient becomes g_eff."""
+        decay = np.float32(self.betas.first)
+        before = moments.first[self._active] * decay
+        part = (before / np.float32(group.size) + gradient[self._active] * (1 - decay)) * self._scaling
+        gradient[self._active] = 0
+        if not np.isfinite(gradient).all():
+            part[:1] = np.nan  # so that all ranks see it
+        else:
+            self._pending += gradient
+        self._exchange.reduce(group, part)
+        gradient.fill(0)
+        gradient[self._active] = (part / self._scaling - before) / (1 - decay)
+
+    def _refresh(self, group: Collectives, gradient: F32, moments: Moments) -> None:
+        """Sum the whole gradient, and move the variance by its square."""
+        gradient += self._pending
+        self._pending.fill(0)
+        group.reduce([gradient])
+        steps = min(self._refreshed, CATCH_UP)
+        kept = np.float32(self.betas.second**steps)
+        moments.second[:] = kept * moments.second + (1 - kept) * np.square(gradient)
+        self.variance_steps += steps
+        self._refreshed = 0
+
+    def _deliver(self, group: Collectives, gradient: F32) -> None:
+        """Add all that is undelivered to a gradient that has been summed; no residual is left."""
+        rest = self._undelivered(group)
+        self._exchange.reset()
+        group.reduce([rest])
+        gradient[self._active] += rest
+
+    def _undelivered(self, group: Collectives) -> F32:
+        """Return this rank's part of the residual of active values, in units of the gradient."""
+        rest: F32 = self._exchange.undelivered(group) / (self._scaling * np.float32(1 - self.betas.first))
+        return rest

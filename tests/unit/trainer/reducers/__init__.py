@@ -1,0 +1,1 @@
+"""Reducers of dense gradients, over ranks in threads of this process."""
