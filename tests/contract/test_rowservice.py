@@ -32,6 +32,7 @@ from freshet.testing.contracts.rowservice import (
 )
 from freshet.testing.reference import ReferenceRowService
 from freshet.types import F32, Bool, OffsetRange, bucket_of
+from freshet.wires.link_codecs import AUTO, CodecChoice
 from tests.fixtures.shards import SPEC, TRANSPORT, loaded, served
 
 A_ROW = (0, 3)
@@ -102,6 +103,17 @@ def test_keys_of_a_lookup_are_not_sent_again(tmp_path: Path, shards: int) -> Non
         keys = 8 * len(rows)
         steps = sent_by(push_of_steps({0: (2, 3)}, {row: [[1.0, 0.0]] * 3 for row in rows}))
         assert steps - by_handle < 2 * 8 * len(rows) + keys / 2, "counts are sent, no keys"
+
+
+def test_keys_are_sent_where_bytes_cost_nothing(tmp_path: Path) -> None:
+    """A link that chooses its codecs hashes no keys for a shard on its host."""
+    rows = [(0, (k << 56) + k) for k in range(1, 200)]
+    choice = CodecChoice(rows=AUTO, gradients=AUTO)
+    with served(tmp_path, parse_spec(SPEC), 1, choice=choice) as (remote, _):
+        look_up(remote, rows, create=True)
+        before = remote.total().sent_bytes
+        assert remote.push(push_of({0: (0, 1)}, {row: [1.0, 0.0] for row in rows}))
+        assert remote.total().sent_bytes - before > (8 + 4 * WIDTH) * len(rows)
 
 
 @pytest.mark.parametrize("shards", [1, 2])

@@ -99,6 +99,7 @@ def row_requests(widths: tuple[int, ...]) -> list[bytes]:
         lookup_frame(2, [(0, keys, tables)], RowCodec.INT8, create=False),
         lookup_frame(3, [(0, keys, tables)], RowCodec.FP32, create=True, states=True),
         lookup_frame(4, [(0, keys, tables)], RowCodec.FP32, create=True, keep=True),
+        lookup_frame(11, [(0, keys, tables)], RowCodec.FP32, create=True, after=push.ranges),
         push_frame(5, push, rows, RowWire(), RowCodec.FP32, everything),
         push_frame(6, push, rows, RowWire(seed=1), RowCodec.INT8, everything),
         push_frame(7, push, rows, RowWire(), RowCodec.FP32, everything, handle_of([(0, keys, tables)])),
@@ -120,7 +121,10 @@ def a_piece() -> list[bytes]:
 
 
 @pytest.mark.long
-def test_a_shard_refuses_hostile_frames_and_lives(shard: FrameServer) -> None:
+def test_a_shard_refuses_hostile_frames_and_lives(
+    shard: FrameServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("freshet.paramserver.server.AFTER_S", 0.001)  # pushes of hostile ranges never come
     methods = [method_name("Rows", name) for name in ("Lookup", "Push", "Applied", "Describe")]
     chance = random.Random(3)
     good = row_requests(tuple(group.width for group in layout_of(parse_spec(SPEC)).groups))

@@ -274,8 +274,10 @@ class RemoteRows:
             for places in [_places_of(g, owners, shard)]
         ]
         groups = [group for group in groups if len(group.keys)]
-        handle = handle_of([(g.group, g.keys, g.tables) for g in groups]) if groups else b""
-        known = handle if link.handles.has(handle) else None
+        known = None
+        if groups and link.codecs.saves_bytes:
+            handle = handle_of([(g.group, g.keys, g.tables) for g in groups])
+            known = handle if link.handles.has(handle) else None
         codec, owned = link.codecs.gradients, owners.of_bucket == shard
         link.codecs.count_gradients(sum(group.gradients.nbytes for group in groups))
         traced = replace(push, span=push.span or current())
@@ -298,18 +300,19 @@ class RemoteRows:
             keys = [(g.group, *_keys_of(g, places[g.group])) for g in groups]
             wanted = [part for part in keys if len(part[1])]
             if wanted:
+                keep = create and link.codecs.saves_bytes
                 encode = partial(
                     lookup_frame,
                     groups=wanted,
                     codec=link.codecs.rows,
                     create=create,
                     states=with_states,
-                    keep=create,
+                    keep=keep,
                     after=after,
                     span=span,
                 )
                 future = link.ask("Lookup", encode)
-                handle = handle_of(wanted) if create else None  # while the shard works
+                handle = handle_of(wanted) if keep else None  # while the shard works
                 sent.append((shard, link, {group: places[group] for group, *_ in wanted}, future, handle))
         deadline = time.monotonic() + self._attempt_s
         rows_of = {g.group: rows for g, rows in zip(groups, out, strict=True)}

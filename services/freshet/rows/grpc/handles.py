@@ -2,7 +2,8 @@
 
 A shard keeps the keys of the last lookups, in bounded memory. A client sends a handle once the shard has
 answered the lookup of these keys. A shard that has them no more (it restarted, or kept others since) does
-nothing and says so; the client then sends all pushes with their keys for a while.
+nothing and says so; the client then sends all pushes with their keys for a while. Links that choose their
+codecs use no handles on one host: the digests cost more there than the bytes.
 
 Letters: U keys of a group.
 """
