@@ -1,5 +1,6 @@
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,20 +9,16 @@ import pytest
 
 from freshet.batches.read_my_writes import LookupResult, ReadMyWrites
 from freshet.config.spec.layout import layout_of
-from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
-from freshet.coordination.assignment import Owners
+from freshet.embedder.push_queue import PushQueue
+from freshet.errors import Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.log.topics import ensure_topics
-from freshet.paramserver.server import identity_of, serve_rows
-from freshet.paramserver.shard import Shard
-from freshet.rows.grpc.client import RemoteRows, Served
-from freshet.rows.grpc.frames import Described
+from freshet.rows.grpc.handles import KeptKeys
 from freshet.rows.service import KeyGroup, Push, RowService, RowStates
 from freshet.rows.sqlite.row_store import SqliteRowStore
-from freshet.rpc.channel import MIB, Transport
+from freshet.rpc.channel import MIB
 from freshet.rpc.pieces import MIN_LIMIT_BYTES
-from freshet.rpc.server import FrameServer
 from freshet.tables import RowSteps
 from freshet.testing.contracts.rowservice import (
     BUCKETS,
@@ -29,13 +26,16 @@ from freshet.testing.contracts.rowservice import (
     WIDTH,
     RowServiceContract,
     keys_of,
+    look_up,
     push_of,
+    push_of_steps,
 )
 from freshet.testing.reference import ReferenceRowService
-from freshet.types import F32, Bool, bucket_of
-from tests.fixtures.shards import SPEC, loaded
+from freshet.types import F32, Bool, OffsetRange, bucket_of
+from freshet.wires.link_codecs import AUTO, CodecChoice
+from tests.fixtures.shards import SPEC, TRANSPORT, loaded, served
 
-TRANSPORT = Transport(token="sesame-of-the-suite", max_message_bytes=MIB)
+A_ROW = (0, 3)
 
 
 class TestReference(RowServiceContract):
@@ -53,40 +53,6 @@ class TestShard(RowServiceContract):
         yield loaded(log, rows, 10, spec=spec)
         rows.close()
         log.close()
-
-
-@contextmanager
-def served(
-    folder: Path, spec: Spec, shards: int, transport: Transport = TRANSPORT
-) -> Iterator[tuple[RemoteRows, list[Shard]]]:
-    """Shards in this process, reached over gRPC on the loopback, each with its share of the buckets."""
-    groups = layout_of(spec).groups
-    widths, states = tuple(g.width for g in groups), tuple(g.state_floats for g in groups)
-    log = SqliteEventLog(folder / "log")
-    ensure_topics(log, spec)
-    share = BUCKETS // shards
-    owned: dict[str, range] = {}
-    made: list[Shard] = []
-    with ExitStack() as stack:
-        stack.callback(log.close)
-        for i in range(shards):
-            rows = SqliteRowStore(folder / f"rows-{i}.sqlite")
-            stack.callback(rows.close)
-            shard = loaded(log, rows, 10, spec=spec)
-            mine = range(i * share, (i + 1) * share)
-            for bucket in set(range(BUCKETS)) - set(mine):
-                shard.store.drop_bucket(bucket)
-            server = FrameServer("127.0.0.1:0", transport, identity=identity_of("contract", "hash"))
-            described = Described(f"shard-{i}", "contract", "hash", BUCKETS, PARTITIONS, widths, states)
-            serve_rows(server, shard, described)
-            server.start()
-            stack.callback(server.stop, 0.0)
-            owned[f"127.0.0.1:{server.port}"] = mine
-            made.append(shard)
-        owners = Owners.of(owned, buckets=BUCKETS)
-        remote = RemoteRows(Served("contract", "hash"), lambda: owners, transport)
-        stack.callback(remote.close)
-        yield remote, made
 
 
 class Remote(RowServiceContract):
@@ -117,6 +83,116 @@ class TestTwoRemoteShardsInPieces(Remote):
 
 
 del Remote  # not a suite of its own
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_keys_of_a_lookup_are_not_sent_again(tmp_path: Path, shards: int) -> None:
+    rows = [(0, (k << 56) + k) for k in range(1, 200)]
+    with served(tmp_path, parse_spec(SPEC), shards) as (remote, _):
+
+        def sent_by(push: Push) -> int:
+            before = remote.total().sent_bytes
+            assert remote.push(push)
+            return remote.total().sent_bytes - before
+
+        gradients = {row: [1.0, 0.0] for row in rows}
+        with_keys = sent_by(push_of({0: (0, 1)}, gradients))
+        look_up(remote, rows, create=True)
+        by_handle = sent_by(push_of({0: (1, 2)}, gradients))
+        assert with_keys - by_handle > 8 * len(rows) - 64 * shards
+        keys = 8 * len(rows)
+        steps = sent_by(push_of_steps({0: (2, 3)}, {row: [[1.0, 0.0]] * 3 for row in rows}))
+        assert steps - by_handle < 2 * 8 * len(rows) + keys / 2, "counts are sent, no keys"
+
+
+def test_keys_are_sent_where_bytes_cost_nothing(tmp_path: Path) -> None:
+    """A link that chooses its codecs hashes no keys for a shard on its host."""
+    rows = [(0, (k << 56) + k) for k in range(1, 200)]
+    choice = CodecChoice(rows=AUTO, gradients=AUTO)
+    with served(tmp_path, parse_spec(SPEC), 1, choice=choice) as (remote, _):
+        look_up(remote, rows, create=True)
+        before = remote.total().sent_bytes
+        assert remote.push(push_of({0: (0, 1)}, {row: [1.0, 0.0] for row in rows}))
+        assert remote.total().sent_bytes - before > (8 + 4 * WIDTH) * len(rows)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_forgotten_keys_are_sent_again_in_order(
+    tmp_path: Path, shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of the pushes in flight are applied, some meet a gap, some are not decoded."""
+    rows = [(0, (k << 56) + k) for k in range(1, 200)]
+    pushes, first_lost = 30, 7
+    done = threading.Event()
+    asked = itertools.count()
+    find = KeptKeys.find
+
+    def forgetful(kept: KeptKeys, handle: bytes) -> Sequence[KeyGroup] | None:
+        return None if next(asked) >= first_lost else find(kept, handle)
+
+    monkeypatch.setattr(KeptKeys, "find", forgetful)
+    with served(tmp_path, parse_spec(SPEC), shards) as (remote, made):
+        before = look_up(remote, rows, create=True)
+        failed: list[BaseException] = []
+        queue = PushQueue[int](
+            remote,
+            name="pushes",
+            acknowledged=lambda tag: done.set() if tag == pushes - 1 else None,
+            dropped=lambda _: None,
+            moved=lambda: None,
+            refused=failed.append,
+            failed=failed.append,
+        )
+        for i in range(pushes):
+            queue.add(push_of({0: (i, i + 1)}, {row: [1.0, float(i)] for row in rows}), i)
+        assert done.wait(30.0), failed
+        assert queue.close(5.0)
+        after = look_up(remote, rows, create=True)
+        assert failed == []
+        assert first_lost < next(asked) < first_lost + 2 * pushes * shards, (
+            "keys are sent after the first loss"
+        )
+        assert remote.applied() == {0: [pushes], 1: [0]}
+        assert [shard.counts.pushes - shard.counts.skipped for shard in made] == [pushes] * shards
+    for row in rows:
+        steps = np.subtract(before[row], after[row])
+        np.testing.assert_allclose(steps, [pushes, sum(range(pushes))], rtol=1e-5)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_lookup_waits_for_the_pushes_it_names(tmp_path: Path, shards: int) -> None:
+    rows = [(0, (k << 56) + k) for k in range(1, 60)]
+    group, ordered = keys_of(rows)
+    with served(tmp_path, parse_spec(SPEC), shards) as (remote, _):
+        before = look_up(remote, rows, create=True)
+        out: F32 = np.empty((len(rows), WIDTH), np.float32)
+        answered = threading.Event()
+
+        def look_up_after() -> None:
+            remote.lookup_after([OffsetRange(0, 3, 5), OffsetRange(1, 0, 1)], [group], [out])
+            answered.set()
+
+        waiting = threading.Thread(target=look_up_after)
+        waiting.start()
+        for ranges in ({0: (0, 4)}, {0: (4, 5)}):
+            assert remote.push(push_of(ranges, {row: [1.0, 0.0] for row in rows}))
+            assert not answered.wait(0.1)
+        assert remote.push(push_of({1: (0, 1)}, {row: [1.0, 0.0] for row in rows}))
+        assert answered.wait(10.0)
+        waiting.join()
+        steps = [before[row][0] - value for row, value in zip(ordered, out[:, 0].tolist(), strict=True)]
+        np.testing.assert_allclose(steps, [3.0] * len(rows), rtol=1e-5)
+
+
+def test_a_lookup_after_a_lost_push_fails_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("freshet.paramserver.server.AFTER_S", 0.05)
+    group, _ = keys_of([A_ROW])
+    with served(tmp_path, parse_spec(SPEC), 1) as (remote, _):
+        out: F32 = np.empty((1, WIDTH), np.float32)
+        with pytest.raises(Unavailable, match="not applied within"):
+            remote.lookup_after([OffsetRange(0, 0, 1)], [group], [out])
+        remote.lookup_after([], [group], [out])
+        assert out[0].tolist() == look_up(remote, [A_ROW], create=False)[A_ROW]
 
 
 LIMITS = (MIN_LIMIT_BYTES, 1000, 4096, MIB)

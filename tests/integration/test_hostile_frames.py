@@ -21,7 +21,8 @@ from freshet.errors import BadInput, Corrupt, FreshetError, Mismatch, TooLarge
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.log.topics import ensure_topics
 from freshet.paramserver.server import identity_of, serve_rows
-from freshet.rows.grpc.frames import Described, lookup_frame, push_frame
+from freshet.rows.grpc.frames import Described, PushedGroup, lookup_frame, push_frame
+from freshet.rows.grpc.handles import handle_of
 from freshet.rows.service import Push
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.rpc.channel import MIB, Transport, method_name, open_channel
@@ -89,15 +90,22 @@ def shard(tmp_path: Path) -> Iterator[FrameServer]:
 
 def row_requests(widths: tuple[int, ...]) -> list[bytes]:
     keys, tables = np.arange(1, 6, dtype=np.uint64), np.zeros(5, np.uint8)
-    gradients, everything = np.ones((5, widths[0]), np.float32), np.ones(BUCKETS, np.bool_)
-    push = Push((OffsetRange(0, 0, 7),), Fence(10), TimeMs(5), [], [])
+    gradients, everything = np.ones((9, widths[0]), np.float32), np.ones(BUCKETS, np.bool_)
+    push = Push((OffsetRange(0, 0, 7),), Fence(10), TimeMs(5), (), ())
+    rows = [PushedGroup(0, keys, tables, gradients[:5])]
+    repeated = [PushedGroup(0, keys, tables, gradients, np.array([1, 2, 1, 4, 1], np.uint32))]
     return [
         lookup_frame(1, [(0, keys, tables)], RowCodec.FP32, create=True),
         lookup_frame(2, [(0, keys, tables)], RowCodec.INT8, create=False),
         lookup_frame(3, [(0, keys, tables)], RowCodec.FP32, create=True, states=True),
-        push_frame(3, push, [(0, keys, tables, gradients)], RowWire(), RowCodec.FP32, everything),
-        push_frame(4, push, [(0, keys, tables, gradients)], RowWire(seed=1), RowCodec.INT8, everything),
-        encode_frame(Frame(Kind.REQUEST, 5)),
+        lookup_frame(4, [(0, keys, tables)], RowCodec.FP32, create=True, keep=True),
+        lookup_frame(11, [(0, keys, tables)], RowCodec.FP32, create=True, after=push.ranges),
+        push_frame(5, push, rows, RowWire(), RowCodec.FP32, everything),
+        push_frame(6, push, rows, RowWire(seed=1), RowCodec.INT8, everything),
+        push_frame(7, push, rows, RowWire(), RowCodec.FP32, everything, handle_of([(0, keys, tables)])),
+        push_frame(8, push, repeated, RowWire(), RowCodec.FP32, everything, handle_of([(0, keys, tables)])),
+        push_frame(9, push, repeated, RowWire(), RowCodec.FP32, everything),
+        encode_frame(Frame(Kind.REQUEST, 10)),
         *a_piece(),
     ]
 
@@ -113,7 +121,10 @@ def a_piece() -> list[bytes]:
 
 
 @pytest.mark.long
-def test_a_shard_refuses_hostile_frames_and_lives(shard: FrameServer) -> None:
+def test_a_shard_refuses_hostile_frames_and_lives(
+    shard: FrameServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("freshet.paramserver.server.AFTER_S", 0.001)  # pushes of hostile ranges never come
     methods = [method_name("Rows", name) for name in ("Lookup", "Push", "Applied", "Describe")]
     chance = random.Random(3)
     good = row_requests(tuple(group.width for group in layout_of(parse_spec(SPEC)).groups))

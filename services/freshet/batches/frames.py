@@ -35,8 +35,9 @@ from freshet.rows.grpc.frames import add_known, known_of
 from freshet.rows.service import KeyGroup, RowStates
 from freshet.rpc.channel import Transport
 from freshet.rpc.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, read_values, rows_in
+from freshet.rpc.indexes import add_positions, add_tables, read_positions, read_tables
 from freshet.rpc.pieces import MAX_PIECES, MIN_LIMIT_BYTES
-from freshet.types import F32, I32, U32, Fence, OffsetRange, bucket_of
+from freshet.types import F32, U32, Fence, OffsetRange, bucket_of
 from freshet.wires.codecs import RowCodec
 from freshet.wires.row_wire import RowWire
 
@@ -397,7 +398,8 @@ def _add_inputs(sections: Sections, inputs: ModelInputs, wire: RowWire, codec: R
         sections[Part.DENSE, 0] = inputs.dense
     for g, group in enumerate(inputs.groups):
         add_values(sections, g, group.rows, wire, codec)
-        sections[Part.POSITIONS, g], sections[Part.FEATURE_STARTS, g] = group.positions, group.feature_starts
+        add_positions(sections, g, group.positions, len(group.rows))
+        sections[Part.FEATURE_STARTS, g] = group.feature_starts
         lists = [ends for ends in group.list_ends if ends is not None]
         sections[Part.LISTS, g] = np.array([ends is not None for ends in group.list_ends], np.uint8)
         if lists and inputs.size:
@@ -409,7 +411,8 @@ def _add_looked(sections: Sections, looked: LookupResult) -> None:
         raise ValueError("a batch is sent after its lookup")
     add_known(sections, looked.states.known)
     for g, (keys, states) in enumerate(zip(looked.groups, looked.states.floats, strict=True)):
-        sections[Part.KEYS, g], sections[Part.TABLES, g] = keys.keys, keys.tables
+        sections[Part.KEYS, g] = keys.keys
+        add_tables(sections, g, keys.tables)
         if states.shape[1]:
             sections[Part.STATES, g] = states
 
@@ -423,7 +426,7 @@ def _looked(frame: Frame, inputs: ModelInputs, names: Names) -> LookupResult:
         if (np.diff(of.astype(np.int64)) < 0).any():
             raise BadFrame(f"batch: keys of group {g} are not sorted by bucket", "shape")
         starts = np.searchsorted(of, np.arange(names.buckets + 1)).astype(np.uint32)
-        groups.append(KeyGroup(g, keys, frame.array(Part.TABLES, np.uint8, (u,), group=g), starts))
+        groups.append(KeyGroup(g, keys, read_tables(frame, g, u), starts))
         state: F32 = np.empty((u, 0), np.float32)
         if floats:
             state = frame.array(Part.STATES, np.float32, (u, floats), group=g).copy()
@@ -458,11 +461,9 @@ def _inputs(
 
 
 def _group(frame: Frame, g: int, rows: F32, size: int) -> GroupInputs:
-    positions: I32 = frame.array(Part.POSITIONS, np.int32, group=g)
+    positions = read_positions(frame, g, len(rows))
     starts: U32 = frame.array(Part.FEATURE_STARTS, np.uint32, group=g)
     is_list = frame.array(Part.LISTS, np.uint8, (max(len(starts) - 1, 0),), group=g)
-    if len(positions) and not -1 <= int(positions.min()) <= int(positions.max()) < len(rows):
-        raise BadFrame(f"batch: positions of group {g} reach beyond its {len(rows)} rows", "shape")
     counts = np.diff(starts.astype(np.int64))
     if not len(starts) or starts[0] or starts[-1] != len(positions) or (counts < 0).any():
         raise BadFrame(

@@ -30,9 +30,9 @@ from freshet.batches.stream import BatchStream, TrainBatch
 from freshet.errors import ConfigError, Corrupt, DataLost, Fenced, FreshetError, Mismatch, Overloaded
 from freshet.log.context import ModelContext
 from freshet.model.inputs import ModelInputs
-from freshet.rows.grpc.client import Link
 from freshet.rpc.channel import Transport
 from freshet.rpc.frames import Frame, decode_frame, encode_frame
+from freshet.rpc.link import Link
 from freshet.rpc.probe import LinkMonitor, codecs_of
 from freshet.types import F32, U32, Fence, TopicPartition
 from freshet.wires.link_codecs import EXACT, CodecChoice

@@ -23,9 +23,9 @@ from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.observability.spans import start_rows_call
 from freshet.observability.trace_ids import TracedBatch
 from freshet.observability.tracing import running
-from freshet.rows.service import KeyGroup, Push, RowService, RowStates
+from freshet.rows.service import KeyGroup, LookupsAfter, Push, RowService, RowStates
 from freshet.tables import Plan
-from freshet.types import F32, U32, U64, Fence, TimeMs
+from freshet.types import F32, U32, U64, Fence, OffsetRange, TimeMs
 
 
 class Slot:
@@ -82,6 +82,16 @@ class BuiltBatch:
         states = None if self.looked is None else self.looked.states
         with running(start_rows_call(self.traced, "Lookup")):
             rows.lookup(self.groups, out, states=states)
+
+    def look_up_after(self, rows: LookupsAfter, pushes: Sequence[OffsetRange]) -> None:
+        """Look the rows up as `look_up` does, once they contain these pushes.
+
+        Raises as `LookupsAfter.lookup_after` does.
+        """
+        out = [group.rows for group in self.inputs.groups]
+        states = None if self.looked is None else self.looked.states
+        with running(start_rows_call(self.traced, "Lookup")):
+            rows.lookup_after(pushes, self.groups, out, states=states)
 
     def apply_pending(self, own: ReadMyWrites, begun: LookupStart) -> None:
         """Apply the stream's pending writes that the lookup missed to the rows."""

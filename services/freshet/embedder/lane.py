@@ -31,7 +31,7 @@ from freshet.model.native_loop import MOMENTS, Ended, LoopBatches, Ran
 from freshet.observability.spans import record_batch, start_rows_call
 from freshet.observability.trace_ids import TracedBatch
 from freshet.observability.tracing import end_span, now_ns, running
-from freshet.rows.service import NativeRows, RowService
+from freshet.rows.service import LookupsAfter, NativeRows, RowService
 from freshet.types import F32, I64, U8, U32, U64, BytesColumn, Fence, OffsetRange
 
 log = structlog.get_logger("freshet.embedder")
@@ -74,6 +74,7 @@ class LaneContext:
     failed: Callable[[BaseException], None]
     arrived: Callable[[], None]  # a batch is ready
     own: ReadMyWrites | None = None  # None: the pipeline applies no pending gradients
+    after: LookupsAfter | None = None  # mode `sync`: looks up beside the push before; None: after its answer
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from freshet.log.context import ModelContext
 from freshet.model import NATIVE_KINDS
 from freshet.model.inputs import ModelInputs
 from freshet.model.native_loop import Ran
-from freshet.rows.service import OwnersChange, RowService
+from freshet.rows.service import LookupsAfter, OwnersChange, RowService
 from freshet.types import F32, U32
 
 CLOSE_WAIT_S = 5.0
@@ -67,7 +67,7 @@ class BatchPipeline(RunStream):
             decoder: creates the decoder of a lane.
             lanes: the partitions of each lane.
             prefetch: lanes read, look up and push on threads of their own; in mode `sync` they look up on
-                the caller's. False: for rows in the same process.
+                the caller's, or beside the push before. False: for rows in the same process.
             recent: stores samples for the gate beyond the life of this stream; None: a store of its own.
             read_my_writes: applies pending gradients to prefetched rows: this stream in `next_batch`, or the
                 trainer from `TrainBatch.looked`; None: neither does.
@@ -106,6 +106,7 @@ class BatchPipeline(RunStream):
             self._fail,
             self._notify,
             own,
+            self._looks_up_after(rows, lanes) if prefetch and not ahead else None,
         )
         self._prefetching: list[PrefetchLane] = []
         self._direct: list[DirectLane] = []
@@ -121,6 +122,16 @@ class BatchPipeline(RunStream):
         self._lanes: Sequence[PrefetchLane | DirectLane] = [*self._prefetching, *self._direct]
         for lane in self._prefetching:
             lane.start()
+
+    def _looks_up_after(self, rows: RowService, lanes: Sequence[LanePartitions]) -> LookupsAfter | None:
+        """Return the rows if a lookup beside the push before it finds what one after its answer would.
+
+        It does if one lane makes all pushes, and no table counts lookups (admission), which now come earlier.
+        """
+        spec = self._context.spec
+        alone = len(lanes) == 1 and len(lanes[0].partitions) == spec.partitions
+        counted = any(table.admission > 1 for table in spec.tables)
+        return rows if alone and not counted and isinstance(rows, LookupsAfter) else None
 
     def next_batch(self, lane: int, wait_s: float) -> TrainBatch | None:
         """Return the lane's next batch; raises the error of a failed lane. See the protocol."""

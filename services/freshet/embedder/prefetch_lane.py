@@ -24,7 +24,8 @@ from freshet.embedder.push_queue import Backoff, PushQueue
 from freshet.errors import Unavailable
 from freshet.observability.spans import start_rows_call
 from freshet.observability.tracing import context_of, end_span
-from freshet.types import F32, U32
+from freshet.rows.service import LookupsAfter
+from freshet.types import F32, U32, OffsetRange
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -45,6 +46,7 @@ class _Flight:
     epoch: int  # of the lane at its creation; the batch is void in a later epoch
     permit: int = 0  # 0: none yet (mode `sync`)
     in_lookup: bool = False  # a lookup writes to its slot
+    early: bool = False  # the lane's thread looks it up beside the push before (mode `sync`)
     ready: bool = False
     dropped: bool = False
     since: float = 0.0  # begin of the present lookup or push
@@ -79,6 +81,7 @@ class PrefetchLane(Lane):
         self._out: dict[int, _Flight] = {}  # id() of the batch, which the flight keeps alive -> flight
         self._slots: list[Slot] = []
         self._covered: dict[int, int] = {}  # {partition: end of the batches taken}
+        self._pushed: tuple[OffsetRange, ...] = ()  # ranges of the last push since the last rewind
         self._epoch = 0
         self._void = True  # no offsets are assigned
         self._closed = False
@@ -150,6 +153,8 @@ class PrefetchLane(Lane):
                 if flight.push_span is not None:
                     push = replace(push, span=context_of(flight.push_span))
                 self._push_queue.add(push, flight)
+                self._pushed = batch.ranges
+                self._changed.notify_all()
                 return
         self._drop(flight)
         if not void:
@@ -261,6 +266,7 @@ class PrefetchLane(Lane):
         with self._changed:
             void = self._is_void() or epoch != self._epoch
             if not void:
+                flight.early = self._context.after is not None
                 flight.in_lookup = self._ahead
                 flight.since = self._clock.monotonic()
                 self._ready.append(flight)
@@ -269,6 +275,8 @@ class PrefetchLane(Lane):
             self._drop(flight)
         elif self._context.lookups is not None:
             self._context.lookups.submit(self._look_up, flight)
+        elif self._context.after is not None:
+            self._look_up_after(flight, self._context.after)
 
     def _permit(self, plan: BatchPlan) -> int:
         """Wait for a permit; 0 if the lane becomes void before."""
@@ -290,7 +298,7 @@ class PrefetchLane(Lane):
         if all(start >= self._reissue_until.get(p, 0) for p, start in starts.items()):
             context.limiter.release_held(self._index)
         with self._changed:
-            self._void, self._owners, self._covered = False, owners, dict(starts)
+            self._void, self._owners, self._covered, self._pushed = False, owners, dict(starts), ()
             self.counts.rewinds += not first
 
     def _is_drained(self) -> bool:
@@ -371,18 +379,55 @@ class PrefetchLane(Lane):
         if self._context.own is not None and begun is not None:
             self._context.own.end_lookup(begun)
 
+    def _look_up_after(self, flight: _Flight, rows: LookupsAfter) -> None:
+        """Look a batch up beside the push of the batch before it (mode `sync`).
+
+        The shards answer once they have applied that push, so the rows are those that a lookup after its
+        answer would find. If that fails, the batch is looked up when it is taken.
+        """
+        try:
+            while self._is_valid():
+                with self._changed:
+                    is_next = self._changed.wait_for(lambda: self._is_next(flight), POLL_S)
+                    pushed, flight.since = self._pushed, self._clock.monotonic()
+                if is_next:
+                    flight.built.look_up_after(rows, pushed)
+                    flight.ready = True
+                    break
+        except Unavailable as error:
+            log.info("rows are looked up after the push", lane=self._index, reason=str(error))
+        finally:
+            with self._changed:
+                flight.early = False
+                self.counts.lookup_s += self._clock.monotonic() - flight.since
+                dropped = flight.dropped and not flight.in_lookup
+            if dropped:
+                self._free(flight.slot)
+            self._notify()
+            self._context.arrived()
+
+    def _is_next(self, flight: _Flight) -> bool:
+        """Return whether all batches before this one are pushed. Needs the lock."""
+        others = [other for other in self._out.values() if other is not flight]
+        return not others and (
+            id(flight.batch) in self._out or bool(self._ready and self._ready[0] is flight)
+        )
+
     def _look_up_now(self, flight: _Flight, deadline: float) -> bool:
-        """Acquire a permit and look up on the trainer's thread (mode `sync`); False if there is no batch."""
+        """Acquire a permit and have the rows looked up (mode `sync`); False if there is no batch."""
         wait_s = max(0.0, deadline - self._clock.monotonic())
         flight.permit = self._context.limiter.acquire(
             self._index, flight.built.plan.rows, wait_s, self._is_void
         )
         if flight.permit:
-            flight.since = self._clock.monotonic()
-            self._look_up(flight)
+            with self._changed:
+                self._changed.wait_for(lambda: not flight.early)
+                flight.since = self._clock.monotonic()
+            if not flight.ready:
+                self._look_up(flight)
         with self._changed:
             flight.in_lookup = False
-            if flight.ready and flight.epoch == self._epoch:
+            if flight.permit and flight.ready and flight.epoch == self._epoch:
                 return True
             del self._out[id(flight.batch)]
             if flight.epoch == self._epoch and not self._closed:
@@ -416,7 +461,7 @@ class PrefetchLane(Lane):
         with self._changed:
             self.counts.void_rows += flight.built.plan.rows if flight.permit else 0
             flight.dropped = True
-            in_lookup = flight.in_lookup
+            in_lookup = flight.in_lookup or flight.early
         if in_lookup:
             return  # the end of the lookup frees the slot
         self._end_lookup(flight)

@@ -5,6 +5,7 @@ S slices (of a row in `lookup`), B buckets, U keys.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -14,22 +15,29 @@ from freshet.errors import Unavailable
 from freshet.observability.tracing import within
 from freshet.rows.grpc.frames import (
     Described,
+    after_of,
     applied_frame,
     described_frame,
+    forgotten_frame,
+    keeps_keys,
     lookup_of,
     push_of,
     pushed_frame,
     rows_frame,
     span_of,
 )
+from freshet.rows.grpc.handles import KeptKeys, KeysForgottenError
 from freshet.rows.service import KeyGroup, Push, RowService, RowStates
 from freshet.rpc.frames import BadFrame, Frame
 from freshet.rpc.probe import serve_probes
 from freshet.rpc.server import FrameServer
-from freshet.types import F32, F64, I64, U32, Bucket
+from freshet.types import F32, F64, I64, U32, Bucket, OffsetRange
 from freshet.wires.row_wire import RowWires
 
 ROWS = "Rows"
+
+AFTER_S = 1.0
+"""Longest wait of a lookup for pushes, which are sent at the same time: one that is lost comes after more."""
 
 
 class OwnedRows(RowService, Protocol):
@@ -143,6 +151,8 @@ def serve_rows(
 class _Rows:
     def __init__(self, rows: OwnedRows, described: Described, server: FrameServer, wires: RowWires) -> None:
         self._rows, self._described, self._server, self._wires = rows, described, server, wires
+        self._kept = KeptKeys()
+        self._pushed = threading.Condition()  # a push is answered
 
     def lookup(self, frame: Frame) -> bytes:
         span = span_of(frame)
@@ -156,8 +166,13 @@ class _Rows:
         widths = self._described.widths
         if any(g.group >= len(widths) for g in groups):
             raise BadFrame(f"lookup: expected store groups below {len(widths)}", "shape")
+        if after := after_of(frame):
+            self._await_pushes(after)
         with self._server.reserve_answer(self._answer_bytes(groups, with_states=with_states)):
-            return self._lookup_rows(frame, groups, create=create, with_states=with_states)
+            answer = self._lookup_rows(frame, groups, create=create, with_states=with_states)
+        if keeps_keys(frame):
+            self._kept.add(groups)
+        return answer
 
     def _answer_bytes(self, groups: Sequence[KeyGroup], *, with_states: bool) -> int:
         """Size of the answer's rows and states, reserved before they are allocated."""
@@ -182,8 +197,31 @@ class _Rows:
         return rows_frame(frame.id, out, self._wires.rows, frame.codec, state_rows, states.known)
 
     def push(self, frame: Frame) -> bytes:
-        push = push_of(frame, self._described.buckets, self._described.widths, self._wires.gradients)
-        return pushed_frame(frame.id, self._rows.push(push))
+        try:
+            push = push_of(
+                frame,
+                self._described.buckets,
+                self._described.widths,
+                self._wires.gradients,
+                self._kept.find,
+            )
+        except KeysForgottenError:
+            return forgotten_frame(frame.id)
+        applied = self._rows.push(push)
+        with self._pushed:
+            self._pushed.notify_all()
+        return pushed_frame(frame.id, applied)
+
+    def _await_pushes(self, ranges: Sequence[OffsetRange]) -> None:
+        """Wait until all owned buckets have applied these ranges. Raises Unavailable after AFTER_S."""
+
+        def is_applied() -> bool:
+            applied = self._rows.applied()
+            return all(min(applied.get(r.partition, ()), default=r.stop) >= r.stop for r in ranges)
+
+        with self._pushed:
+            if not self._pushed.wait_for(is_applied, AFTER_S):
+                raise Unavailable(f"pushes that a lookup waits for were not applied within {AFTER_S:g} s")
 
     def applied(self, frame: Frame) -> bytes:
         held = self._rows.owned()  # first: a bucket added in between is missing here, and sent next time

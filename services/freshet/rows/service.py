@@ -19,7 +19,16 @@ from freshet.tables.changes import KnownPushes
 from freshet.tables.plan import KeyGroup
 from freshet.types import F32, Bool, Fence, OffsetRange, TimeMs
 
-__all__ = ["KeyGroup", "NativeRows", "OwnersChange", "Push", "PushesAhead", "RowService", "RowStates"]
+__all__ = [
+    "KeyGroup",
+    "LookupsAfter",
+    "NativeRows",
+    "OwnersChange",
+    "Push",
+    "PushesAhead",
+    "RowService",
+    "RowStates",
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,6 +132,25 @@ class PushesAhead(Protocol):
         Pushes of one thread reach each shard in order, without waiting for answers. If one is refused or
         lost, later ones of the same partitions are refused too, so none is applied out of order. The arrays
         must not change until the future is done. Blocks only while bytes are handed over; raises nothing.
+        """
+
+
+@runtime_checkable
+class LookupsAfter(Protocol):
+    """A row service over a connection that answers a lookup once pushes in flight are applied. Optional."""
+
+    def lookup_after(
+        self,
+        ranges: Sequence[OffsetRange],
+        groups: Sequence[KeyGroup],
+        out: Sequence[F32],
+        *,
+        states: RowStates | None = None,
+    ) -> None:
+        """Look up as `lookup` does, but rows that contain the pushes of these ranges; creates absent rows.
+
+        Each shard waits for them, so a lookup may be sent beside its push: that saves a round trip. Raises
+        Unavailable if they are not applied soon; there is no second attempt.
         """
 
 

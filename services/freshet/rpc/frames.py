@@ -87,9 +87,9 @@ class Part(enum.IntEnum):
     NUMBERS = 4  # (N,) i64: fences, clocks, by the message
     REALS = 5  # (N,) f64
     KEYS = 6  # (U,) u64, of a store group
-    TABLES = 7  # (U,) u8
+    TABLES = 7  # table ids of KEYS: see `freshet.rpc.indexes`
     VALUES = 8  # (U, columns) rows or gradients, in the frame's codec: see `freshet.wires.codecs`
-    POSITIONS = 10  # (N,) i32: row of each occurrence, -1: none
+    POSITIONS = 10  # (N,) row of each occurrence: see `freshet.rpc.indexes`
     FEATURE_STARTS = 11  # (features + 1,) start of each feature's occurrences
     LIST_ENDS = 12  # (lists, B): end of each sample's occurrences
     DENSE = 13  # (B, D) f32
@@ -105,12 +105,13 @@ class Part(enum.IntEnum):
     ITEMS = 23
     LISTS = 24  # (features,) u8: 1 for features that are lists
     STATES = 25  # (U, T) f32: optimiser state of rows
-    OWNED = 26  # (B / 8,) u8: a bit for each bucket, the lowest first
+    OWNED = 26  # bits of buckets: see `freshet.rpc.indexes`
     BYTES = 27  # (N,) u8: of another message
     MOMENTS = 28  # (M, P) i64: offsets that buckets had applied when their rows were read
     MOMENT_OF = 29  # (B,) u32: index into MOMENTS for each bucket of a store group, if M > 1
     SPAN = 30  # (3,) u64: upper and lower half of the trace id, and the span id of the request
     COUNTS = 31  # (U,) u16: number of consecutive gradients of each row of a store group
+    HANDLE = 32  # (16,) u8: digest of the KEYS and TABLES of an earlier lookup
 
 
 _TYPES: Mapping[int, np.dtype[Any]] = {

@@ -99,7 +99,7 @@ class ProbedLink(Protocol):
     codecs: LinkCodecs
 
     def ask(self, method: str, make: Callable[[int], bytes]) -> Future[Frame]:
-        """Send a request; see `freshet.rows.grpc.client.Link`."""
+        """Send a request; see `freshet.rpc.link.Link`."""
 
     def carried(self) -> tuple[int, int]:
         """Return the bytes received and sent since its creation."""

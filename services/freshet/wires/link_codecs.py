@@ -78,6 +78,11 @@ class LinkCodecs:
         """Whether a direction is chosen by `decide`."""
         return self._rows is not None or self._gradients is not None
 
+    @property
+    def saves_bytes(self) -> bool:
+        """Whether bytes are worth work at both ends: not if the link chooses and the peer is on this host."""
+        return not (self._same_host and AUTO in {self._choice.rows, self._choice.gradients})
+
     def count_rows(self, raw_bytes: int) -> None:
         """Count rows that came: their bytes as float32."""
         with self._lock:

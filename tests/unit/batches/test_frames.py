@@ -254,8 +254,9 @@ def test_any_gradients_fit_their_rows_or_are_refused(flags, codec, part, group, 
 
 
 WRONG: dict[str, tuple[Part, int, NDArray[Any]]] = {
-    "positions beyond the rows": (Part.POSITIONS, 1, np.array([0, 2, 0, 0], np.int32)),
-    "positions below none": (Part.POSITIONS, 1, np.array([0, -2, 0, 0], np.int32)),
+    "positions beyond the rows": (Part.POSITIONS, 1, np.array([0, 2, 0, 0], np.uint16)),
+    "positions far beyond the rows": (Part.POSITIONS, 1, np.array([0, 65534, 0, 0], np.uint16)),
+    "positions of many rows": (Part.POSITIONS, 1, np.array([0, -1, 0, 0], np.int32)),
     "a feature with too few occurrences": (Part.FEATURE_STARTS, 1, np.array([0, 3], np.uint32)),
     "features that do not start at 0": (Part.FEATURE_STARTS, 1, np.array([1, 4], np.uint32)),
     "a label that the spec has not": (Part.LABEL_INDEX, 0, np.array([0, 2, 0, 0], np.uint8)),
@@ -264,7 +265,7 @@ WRONG: dict[str, tuple[Part, int, NDArray[Any]]] = {
     "a range that is none": (Part.RANGES, 0, np.array([[0, 5, 5]], np.int64)),
     "keys that are not sorted": (Part.KEYS, 1, np.array([2**63, 1], np.uint64)),
     "keys of fewer rows": (Part.KEYS, 1, np.array([1], np.uint64)),
-    "tables of fewer rows": (Part.TABLES, 0, np.zeros(4, np.uint8)),
+    "tables of fewer rows": (Part.TABLES, 0, np.array([4, 0, 0], np.uint8)),
     "states that are not finite": (Part.STATES, 0, np.full((5, 2), np.nan, np.float32)),
     "states of another width": (Part.STATES, 0, np.zeros((5, 3), np.float32)),
     "what is known as a list": (Part.MOMENTS, 0, np.zeros(4, np.int64)),

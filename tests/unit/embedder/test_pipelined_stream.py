@@ -100,7 +100,8 @@ def test_gradients_are_copied_before_the_call_returns(scene):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_sample_is_learned_once_despite_faults(scene, seed):
+@pytest.mark.parametrize(("mode", "lanes"), [("hybrid", 2), ("sync", 1)])
+def test_every_sample_is_learned_once_despite_faults(scene, seed, mode, lanes):
     """Requests and answers are lost; shards restart without their unflushed rows."""
     scene.rows = rows = LossyRows(seed, losses=0.1, deaths=0.03)
     for i in range(400):
@@ -108,11 +109,11 @@ def test_every_sample_is_learned_once_despite_faults(scene, seed):
     ledger = DenseLedger({0: 0, 1: 0})
     dense: list[int] = []
     scene.told = ledger.applied_offsets
-    stream = scene.stream(lanes=2, batch_rows=5, staleness_rows=20)
+    stream = scene.stream(lanes=lanes, batch_rows=5, staleness_rows=20, mode=mode)
     deadline = time.monotonic() + DEADLINE_S
     while sum(rows.counts().values()) < 400 or not rows.quiet.is_set():
         assert time.monotonic() < deadline, f"{sum(rows.counts().values())} of 400 samples were applied"
-        taken = [stream.next_batch(lane, 0.001) for lane in range(2)]
+        taken = [stream.next_batch(lane, 0.001) for lane in range(lanes)]
         verdicts = ledger.decide([batch and batch.ranges for batch in taken])
         for lane, (batch, verdict) in enumerate(zip(taken, verdicts, strict=True)):
             if batch is not None:
@@ -129,6 +130,7 @@ def test_every_sample_is_learned_once_despite_faults(scene, seed):
     assert sorted(dense) == list(range(400))
     assert stream.limiter.batches() == 0
     assert rows.lost > 0
+    assert (rows.looked_after > 0) is (mode == "sync")
 
 
 def test_owner_change_during_idle_reissues_lost_samples(scene):

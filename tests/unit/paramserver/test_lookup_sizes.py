@@ -10,9 +10,9 @@ import pytest
 
 from freshet.errors import TooLarge
 from freshet.paramserver.server import serve_rows
-from freshet.rows.grpc.client import Link
 from freshet.rows.grpc.frames import Described, lookup_frame, rows_into
 from freshet.rpc.channel import Transport
+from freshet.rpc.link import Link
 from freshet.rpc.server import FrameServer
 from freshet.types import Bucket
 from freshet.wires.codecs import RowCodec

@@ -14,9 +14,9 @@ import pytest
 import trustme
 
 from freshet.errors import Unavailable
-from freshet.rows.grpc.client import Link
 from freshet.rpc.channel import Transport, transport_of
 from freshet.rpc.frames import Frame, Kind, Part, encode_frame
+from freshet.rpc.link import Link
 from freshet.rpc.server import FrameServer
 
 LIMIT = 1 << 20

@@ -10,9 +10,9 @@ import pytest
 
 from freshet.errors import Corrupt, Unavailable
 from freshet.http.addresses import is_on_this_host
-from freshet.rows.grpc.client import Link
 from freshet.rpc.channel import Transport
 from freshet.rpc.frames import Frame, Kind, Part, encode_frame
+from freshet.rpc.link import Link
 from freshet.rpc.probe import PROBE_BYTES, LinkMonitor, measure_goodput, serve_probes
 from freshet.rpc.server import FrameServer
 from freshet.testing.conditions import wait_until

@@ -16,10 +16,10 @@ from freshet.config.spec.identity import SpecHash
 from freshet.errors import BadInput, ConfigError, Corrupt, Fenced, Mismatch, Overloaded, TooLarge, Unavailable
 from freshet.observability.grpc_metrics import GRPC_METRICS
 from freshet.observability.metrics import register
-from freshet.rows.grpc.client import Link
 from freshet.rpc.channel import TOKENS_CHECK_S, PeerTokens, Transport, method_name, open_channel, transport_of
 from freshet.rpc.errors import error_of, failure_of
 from freshet.rpc.frames import Frame, Kind, Part, decode_frame, encode_frame, encoded_bytes
+from freshet.rpc.link import Link
 from freshet.rpc.pieces import MAX_PIECES, MessageAssembler, split_message
 from freshet.rpc.server import Answer, FrameServer
 from freshet.testing.clock import SettableClock

@@ -3,246 +3,45 @@
 Lookups go to all owners in parallel and are repeated while owners change. A push goes to every shard, even
 without rows for it, in the order of the calls. The contract is in `freshet.rows.service`.
 
-A connection has one stream for lookups and one for pushes, reopened after errors. Answers are matched by id.
-Unanswered requests are bounded in bytes; further ones fail with Overloaded at once instead of waiting.
+A connection (`freshet.rpc.link`) has one stream for lookups and one for pushes.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import grpc
 import numpy as np
 
 from freshet.coordination.assignment import NO_OWNER, Owners
-from freshet.errors import Fenced, FreshetError, Overloaded, Refused, TooLarge, Unavailable
+from freshet.errors import Fenced, Overloaded, Refused, Unavailable
 from freshet.observability.tracing import current
-from freshet.rows.grpc.frames import applied_of, known_of, lookup_frame, push_frame, rows_into, states_into
+from freshet.rows.grpc.frames import (
+    PushedGroup,
+    applied_of,
+    known_of,
+    lookup_frame,
+    push_frame,
+    pushed_of,
+    rows_into,
+    states_into,
+)
+from freshet.rows.grpc.handles import KeysForgottenError, SentHandles, handle_of
 from freshet.rows.service import KeyGroup, Push, RowStates
-from freshet.rpc.channel import MIB, RETRY_AFTER_S, Transport, method_name, open_channel
-from freshet.rpc.errors import error_of, failure_of
-from freshet.rpc.frames import BadFrame, Frame, Kind, decode_frame, encode_frame
-from freshet.rpc.pieces import MessageAssembler, check_message_size, split_message
+from freshet.rpc.channel import MIB, Transport
+from freshet.rpc.frames import BadFrame, Frame
+from freshet.rpc.link import Link, LinkCounts, Metadata
 from freshet.rpc.probe import LinkMonitor, codecs_of
 from freshet.tables.changes import KnownPushes
-from freshet.types import F32, I64, U8, U64, Bool
+from freshet.types import F32, I64, U8, U64, Bool, OffsetRange
 from freshet.wires.link_codecs import EXACT, CodecChoice, LinkCodecs
 from freshet.wires.row_wire import RowWires
-
-Metadata = Sequence[tuple[str, str]]
-
-
-@dataclass(slots=True)
-class LinkCounts:
-    """Traffic of a link since its creation."""
-
-    sent_frames: int = 0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    broken: int = 0  # streams that ended with an error
-
-    def add(self, other: LinkCounts) -> None:
-        """Add the traffic of another link."""
-        self.sent_frames += other.sent_frames
-        self.sent_bytes += other.sent_bytes
-        self.received_bytes += other.received_bytes
-        self.broken += other.broken
-
-
-class Link:
-    """Lookups, pushes and unary calls to one shard. Thread-safe."""
-
-    def __init__(
-        self,
-        address: str,
-        transport: Transport,
-        service: str,
-        metadata: Metadata,
-        codecs: LinkCodecs | None = None,
-        *,
-        in_flight_bytes: int,
-    ) -> None:
-        self.address, self.transport, self._service = address, transport, service
-        self._metadata, self._limit = metadata, in_flight_bytes
-        self.codecs = codecs or LinkCodecs(EXACT, same_host=True)
-        self._pems, self._channel = transport.pems(), open_channel(address, transport)
-        self._ids = itertools.count(1)
-        self._lock = threading.Lock()
-        self._streams: dict[str, _Stream] = {}
-        self._closed = False
-        self.counts = LinkCounts()
-
-    def ask(self, method: str, make: Callable[[int], bytes]) -> Future[Frame]:
-        """Send a request on the method's stream; `make` encodes it under the id it is given.
-
-        The future holds the answer or an error: the shard's own, Unavailable if the stream broke (the outcome
-        is unknown), Overloaded beyond the limit, or TooLarge if the request exceeds the largest message.
-        """
-        frame_id = next(self._ids)
-        data = make(frame_id)
-        try:
-            check_message_size(len(data), self.transport.max_message_bytes)
-        except TooLarge as error:
-            return _failed(error)
-        with self._lock:
-            stream = self._streams.get(method)
-            if self._closed:
-                return _failed(Unavailable(f"{self.address}: the connection was closed"))
-            if stream is None or stream.broken:
-                self._renew_channel()
-                name = method_name(self._service, method)
-                stream = _Stream(self._channel, name, self, self._metadata)
-                self._streams[method] = stream
-            return stream.ask(frame_id, data, self._limit)
-
-    def call(self, method: str, timeout_s: float) -> Frame:
-        """Make a unary call without arguments.
-
-        Raises Unavailable, Mismatch, ConfigError, Corrupt or BadFrame.
-        """
-        call = self._channel.unary_stream(method_name(self._service, method))
-        whole = MessageAssembler(self.transport.whole_bytes)
-        frame: Frame | None = None
-        try:
-            for data in call(encode_frame(Frame(Kind.REQUEST)), timeout=timeout_s, metadata=self._metadata):
-                frame = whole.add_frame(decode_frame(data, max_bytes=self.transport.max_message_bytes))
-        except grpc.RpcError as error:
-            raise error_of(error, self.address) from error
-        if frame is None:
-            raise BadFrame(f"{self.address}: expected an answer to {method}, found none", "truncated")
-        if frame.kind == Kind.FAILURE:
-            raise failure_of(frame)
-        return frame
-
-    def _renew_channel(self) -> None:
-        """Open a new channel if certificates were renewed; a channel keeps its first ones until they expire.
-
-        Only while no stream uses the channel. Needs the lock.
-        """
-        pems = self.transport.pems()
-        if pems != self._pems and all(stream.broken for stream in self._streams.values()):
-            former = self._channel
-            self._pems, self._channel = pems, open_channel(self.address, self.transport)
-            former.close()
-
-    def carried(self) -> tuple[int, int]:
-        """Return the bytes received and sent since its creation."""
-        return self.counts.received_bytes, self.counts.sent_bytes
-
-    def give_up(self, method: str, why: str) -> None:
-        """End a stream that does not answer; its requests fail, and the next one opens a new stream."""
-        with self._lock:
-            stream = self._streams.pop(method, None)
-        if stream is not None:
-            stream.end(Unavailable(f"{self.address}: {why}"))
-
-    def close(self) -> None:
-        """End the streams; open requests fail. Idempotent."""
-        with self._lock:
-            self._closed = True
-            streams, self._streams = list(self._streams.values()), {}
-        for stream in streams:
-            stream.end(Unavailable(f"{self.address}: the connection was closed"))
-        self._channel.close()
-
-
-class _Stream:
-    """One bidirectional stream and its unanswered requests."""
-
-    def __init__(self, channel: grpc.Channel, name: str, link: Link, metadata: Metadata) -> None:
-        self._link = link
-        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._waiting: dict[int, tuple[Future[Frame], int]] = {}
-        self._bytes = 0  # of unanswered requests
-        self._lock = threading.Lock()
-        self.broken: FreshetError | None = None  # the error that ended the stream
-        self._call = channel.stream_stream(name)(self._requests(), metadata=metadata)
-        threading.Thread(target=self._receive, name=f"link {link.address}", daemon=True).start()
-
-    def ask(self, frame_id: int, data: bytes, limit: int) -> Future[Frame]:
-        future: Future[Frame] = Future()
-        with self._lock:
-            if self.broken is not None:
-                return _failed(self.broken)
-            if self._waiting and self._bytes + len(data) > limit:
-                return _failed(
-                    Overloaded(
-                        f"{self._link.address}: {self._bytes} bytes are under way, at most {limit}",
-                        RETRY_AFTER_S,
-                    )
-                )
-            self._waiting[frame_id] = (future, len(data))
-            self._bytes += len(data)
-            self._link.counts.sent_frames += 1
-            self._link.counts.sent_bytes += len(data)
-            self._outgoing.put(data)
-        return future
-
-    def end(self, error: FreshetError) -> None:
-        """Fail all unanswered requests and stop both directions. Idempotent."""
-        with self._lock:
-            self.broken = self.broken or error
-            waiting, self._waiting = list(self._waiting.values()), {}
-        self._outgoing.put(None)
-        self._call.cancel()
-        for future, _ in waiting:
-            future.set_exception(error)
-
-    def _requests(self) -> Iterator[bytes]:
-        while (data := self._outgoing.get()) is not None:
-            yield from split_message(data, self._link.transport.max_message_bytes)
-
-    def _receive(self) -> None:
-        where, limits = self._link.address, self._link.transport
-        whole = MessageAssembler(limits.whole_bytes)
-        error: FreshetError = Unavailable(f"{where}: the shard has ended the stream")
-        try:
-            for data in self._call:
-                self._link.counts.received_bytes += len(data)
-                frame = whole.add_frame(decode_frame(data, max_bytes=limits.max_message_bytes))
-                if frame is None:
-                    continue
-                if frame.id == 0:  # an error of the stream itself, which ends it
-                    error = failure_of(frame)
-                    break
-                self._answer(frame)
-        except grpc.RpcError as failed:
-            error = error_of(failed, where)
-        except FreshetError as failed:
-            error = failed
-        except Exception as failed:  # unanswered requests must fail, too
-            error = FreshetError(f"{where}: {failed!r}")
-        self._link.counts.broken += 1
-        self.end(error)
-
-    def _answer(self, frame: Frame) -> None:
-        with self._lock:
-            future, size = self._waiting.pop(frame.id, (None, 0))
-            self._bytes -= size
-        if future is None:
-            return  # given up before the answer came
-        with contextlib.suppress(Exception):  # raised by a callback of the caller
-            if frame.kind == Kind.FAILURE:
-                future.set_exception(failure_of(frame))
-            else:
-                future.set_result(frame)
-
-
-def _failed(error: FreshetError) -> Future[Frame]:
-    future: Future[Frame] = Future()
-    future.set_exception(error)
-    return future
-
 
 SERVICE = "Rows"
 
@@ -267,6 +66,24 @@ class Served:
     def metadata(self) -> list[tuple[str, str]]:
         """Metadata of each call, by which a shard checks its clients."""
         return [("freshet-model", self.model), ("freshet-spec", self.spec_hash)]
+
+
+class ShardLink(Link):
+    """A connection to a shard, and the handles of keys that the shard keeps."""
+
+    def __init__(
+        self,
+        address: str,
+        transport: Transport,
+        service: str,
+        metadata: Metadata,
+        codecs: LinkCodecs,
+        *,
+        in_flight_bytes: int,
+    ) -> None:
+        """Connect lazily; see `Link`."""
+        super().__init__(address, transport, service, metadata, codecs, in_flight_bytes=in_flight_bytes)
+        self.handles = SentHandles()
 
 
 class RemoteRows:
@@ -299,7 +116,7 @@ class RemoteRows:
         self._monitor = LinkMonitor(self._present_links)
         self._deadline_s, self._attempt_s, self._in_flight = deadline_s, attempt_s, in_flight_bytes
         self._lock = threading.Lock()
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, ShardLink] = {}
         self._before = LinkCounts()  # of closed links
         self._closed = False
 
@@ -318,6 +135,17 @@ class RemoteRows:
         States are sent as float32 in any codec. Retries until the deadline.
         """
         self._until_deadline(lambda: self._lookup_once(groups, out, create, states))
+
+    def lookup_after(
+        self,
+        ranges: Sequence[OffsetRange],
+        groups: Sequence[KeyGroup],
+        out: Sequence[F32],
+        *,
+        states: RowStates | None = None,
+    ) -> None:
+        """Write each key's slots into `out` (U, S) float32; see `LookupsAfter`."""
+        self._lookup_once(groups, out, True, states, ranges)
 
     def push(self, push: Push) -> bool:
         """Apply a batch's gradients; see `RowService`.
@@ -373,7 +201,7 @@ class RemoteRows:
             owners = self._owners()
             owners.check_whole()
             links = self._links_of(owners)
-            answers = [self._send_push(link, push, owners, shard) for shard, link in enumerate(links)]
+            answers = [(link, self._send_push(link, push, owners, shard)) for shard, link in enumerate(links)]
         except Exception as error:
             done.set_exception(error)
             return done
@@ -411,11 +239,11 @@ class RemoteRows:
 
     # --- internals
 
-    def _present_links(self) -> list[Link]:
+    def _present_links(self) -> list[ShardLink]:
         with self._lock:
             return list(self._links.values())
 
-    def _links_of(self, owners: Owners) -> list[Link]:
+    def _links_of(self, owners: Owners) -> list[ShardLink]:
         """Return a connection to each owner, in their order; connections to former owners are closed."""
         with self._lock:
             if self._closed:
@@ -425,7 +253,7 @@ class RemoteRows:
                 self._before.add(link.counts)
             for address in owners.addresses:
                 if address not in self._links:
-                    self._links[address] = Link(
+                    self._links[address] = ShardLink(
                         address,
                         self._transport,
                         SERVICE,
@@ -439,21 +267,30 @@ class RemoteRows:
             link.close()
         return links
 
-    def _send_push(self, link: Link, push: Push, owners: Owners, shard: int) -> Future[Frame]:
+    def _send_push(self, link: ShardLink, push: Push, owners: Owners, shard: int) -> Future[Frame]:
         groups = [
-            (g.group, *_keys_of(g, places), gradients if places is None else gradients[places])
+            PushedGroup.of(g.group, *_keys_of(g, places), gradients if places is None else gradients[places])
             for g, gradients in zip(push.groups, push.gradients, strict=True)
             for places in [_places_of(g, owners, shard)]
         ]
-        codec, owned, span = link.codecs.gradients, owners.of_bucket == shard, push.span or current()
-        link.codecs.count_gradients(sum(gradients.nbytes for *_, gradients in groups))
-        return link.ask(
-            "Push",
-            lambda i: push_frame(i, push, groups, self.wires.gradients, codec, owned, span),
-        )
+        groups = [group for group in groups if len(group.keys)]
+        known = None
+        if groups and link.codecs.saves_bytes:
+            handle = handle_of([(g.group, g.keys, g.tables) for g in groups])
+            known = handle if link.handles.has(handle) else None
+        codec, owned = link.codecs.gradients, owners.of_bucket == shard
+        link.codecs.count_gradients(sum(group.gradients.nbytes for group in groups))
+        traced = replace(push, span=push.span or current())
+        wire = self.wires.gradients
+        return link.ask("Push", lambda i: push_frame(i, traced, groups, wire, codec, owned, known))
 
     def _lookup_once(
-        self, groups: Sequence[KeyGroup], out: Sequence[F32], create: bool, states: RowStates | None
+        self,
+        groups: Sequence[KeyGroup],
+        out: Sequence[F32],
+        create: bool,
+        states: RowStates | None,
+        after: Sequence[OffsetRange] = (),
     ) -> None:
         owners, span, with_states = self._owners(), current(), states is not None
         _check_owned(groups, owners)
@@ -463,22 +300,28 @@ class RemoteRows:
             keys = [(g.group, *_keys_of(g, places[g.group])) for g in groups]
             wanted = [part for part in keys if len(part[1])]
             if wanted:
+                keep = create and link.codecs.saves_bytes
                 encode = partial(
                     lookup_frame,
                     groups=wanted,
                     codec=link.codecs.rows,
                     create=create,
                     states=with_states,
+                    keep=keep,
+                    after=after,
                     span=span,
                 )
                 future = link.ask("Lookup", encode)
-                sent.append((shard, link, {group: places[group] for group, *_ in wanted}, future))
+                handle = handle_of(wanted) if keep else None  # while the shard works
+                sent.append((shard, link, {group: places[group] for group, *_ in wanted}, future, handle))
         deadline = time.monotonic() + self._attempt_s
         rows_of = {g.group: rows for g, rows in zip(groups, out, strict=True)}
         floats_of = {g.group: s for g, s in zip(groups, states.floats, strict=True)} if states else {}
         known = []
-        for shard, link, places, future in sent:
+        for shard, link, places, future, handle in sent:
             frame = self._answer(link, "Lookup", future, deadline)
+            if handle is not None:
+                link.handles.add(handle)
             for group, of in places.items():
                 rows = rows_of[group]
                 link.codecs.count_rows(4 * rows.shape[1] * (len(rows) if of is None else len(of)))
@@ -520,11 +363,11 @@ class _OwnersChanged(Unavailable):
 class _PushResult:
     """Completes one future once all shards have answered a push."""
 
-    def __init__(self, answers: Sequence[Future[Frame]], done: Future[bool]) -> None:
+    def __init__(self, answers: Sequence[tuple[ShardLink, Future[Frame]]], done: Future[bool]) -> None:
         self._answers, self._done = answers, done
         self._missing = len(answers)
         self._lock = threading.Lock()
-        for future in answers:
+        for _, future in answers:
             future.add_done_callback(self._count_answer)
 
     def _count_answer(self, _: Future[Frame]) -> None:
@@ -532,16 +375,19 @@ class _PushResult:
             self._missing -= 1
             if self._missing:
                 return
-        errors = [error for future in self._answers if (error := future.exception()) is not None]
+        applied, errors = False, list[BaseException]()
+        for link, future in self._answers:
+            try:
+                applied |= pushed_of(future.result())
+            except KeysForgottenError as error:  # pushed again, the link sends the keys
+                link.handles.forget()
+                errors.append(Unavailable(f"{link.address}: {error}"))
+            except Exception as error:
+                errors.append(error)
         if errors:
             self._done.set_exception(_worst(errors))
-            return
-        frames = [future.result() for future in self._answers]
-        wrong = next((frame for frame in frames if frame.kind != Kind.PUSHED), None)
-        if wrong is not None:
-            self._done.set_exception(BadFrame(f"expected an answer to a push, found {wrong.kind}", "shape"))
-            return
-        self._done.set_result(any(frame.flags for frame in frames))
+        else:
+            self._done.set_result(applied)
 
 
 def _worst(errors: Sequence[BaseException]) -> BaseException:

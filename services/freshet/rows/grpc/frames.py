@@ -3,21 +3,23 @@
 | method | request | answer |
 |---|---|---|
 | `Lookup` (stream) | LOOKUP: KEYS and TABLES of each group; the codec of the answer; flag 1: create; flag 2:
-states | ROWS: VALUES of each group; with flag 2 STATES of groups that have any, MOMENTS and, if
-there are several, MOMENT_OF of each group (the pushes that its rows contain) |
+states; flag 4: keep the keys for a push; RANGES, if any: answer once these pushes are applied | ROWS: VALUES
+of each group; with flag 2 STATES of groups that have any, MOMENTS and, if there are several, MOMENT_OF of
+each group (the pushes that its rows contain) |
 | `Push` (stream) | PUSH: RANGES, NUMBERS (fence, clock in ms), OWNED (buckets that the sender assumes the
-receiver to own), KEYS, TABLES, VALUES of each group | PUSHED: flag 1: applied, 0: applied
-before |
+receiver to own), of each group with rows KEYS, TABLES, VALUES and, if rows have several gradients, COUNTS;
+HANDLE instead of KEYS and TABLES: those of a lookup with flag 4 | PUSHED: flag 1: applied, 0: applied before;
+flag 2: nothing was done, as the keys of HANDLE are not kept; they must be sent |
 | `Applied` | REQUEST | `RESPONSE`: APPLIED (each distinct offset of a partition), NUMBERS (owned buckets) |
 | `Describe` | REQUEST | `RESPONSE`: TEXT (JSON) |
 
 U unique keys of a group, S floats of a row, T floats of its optimiser state, B buckets of the model,
-M moments at which buckets were read, P partitions.
+M moments at which buckets were read, P partitions, G gradients of a group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,16 +29,23 @@ from numpy.typing import NDArray
 
 from freshet.errors import Corrupt
 from freshet.observability.tracing import Context
+from freshet.rows.grpc.handles import HANDLE_BYTES, KeysForgottenError
 from freshet.rows.service import KeyGroup, Push
 from freshet.rpc.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, read_values
+from freshet.rpc.indexes import add_owned, add_tables, read_owned, read_tables
 from freshet.tables.changes import KnownPushes
-from freshet.types import F32, I64, U8, U64, Bool, Fence, OffsetRange, TimeMs, bucket_of
+from freshet.types import F32, I64, U8, U32, U64, Bool, Fence, OffsetRange, TimeMs, bucket_of
 from freshet.wires.codecs import RowCodec
 from freshet.wires.row_wire import RowWire
 
 _CREATE = 1
 _STATES = 2
+_KEEP = 4
 _APPLIED = 1
+_FORGOTTEN = 2
+
+MOST_COUNTED = 65535
+"""The most gradients of a row that COUNTS can give; of more, KEYS are repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,29 @@ class Described:
     states: tuple[int, ...]  # floats of its optimiser state, by store group
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PushedGroup:
+    """The gradients of a store group for the buckets of one shard."""
+
+    group: int
+    keys: U64  # (U,)
+    tables: U8  # (U,)
+    gradients: F32  # (G, S)
+    counts: U32 | None = None  # (U,) consecutive gradients of each key; None: one each
+
+    @classmethod
+    def of(cls, group: int, keys: U64, tables: U8, gradients: F32) -> PushedGroup:
+        """Count adjacent equal keys: keys (G,) uint64, tables (G,) uint8, gradients (G, S) float32."""
+        first = np.ones(len(keys), np.bool_)
+        np.logical_or(keys[1:] != keys[:-1], tables[1:] != tables[:-1], out=first[1:])
+        starts = np.flatnonzero(first)
+        if len(starts) < len(keys):
+            counts = np.diff(starts, append=len(keys)).astype(np.uint32)
+            if int(counts.max()) <= MOST_COUNTED:
+                return cls(group, keys[starts], tables[starts], gradients, counts)
+        return cls(group, keys, tables, gradients)
+
+
 def lookup_frame(
     frame_id: int,
     groups: Sequence[tuple[int, U64, U8]],
@@ -59,6 +91,8 @@ def lookup_frame(
     *,
     create: bool,
     states: bool = False,
+    keep: bool = False,
+    after: Sequence[OffsetRange] = (),
     span: Context | None = None,
 ) -> bytes:
     """Encode a lookup.
@@ -69,14 +103,19 @@ def lookup_frame(
         codec: encoding of the rows in the answer.
         create: create absent rows.
         states: return optimiser state, too.
+        keep: keep the keys, as a push may name them by `handle_of(groups)`.
+        after: pushes that the rows must contain.
         span: parent span, if the lookup is traced.
     """
     sections: dict[tuple[Part, int], NDArray[Any]] = {}
     if span is not None:
         sections[Part.SPAN, 0] = _span_numbers(span)
+    if after:
+        sections[Part.RANGES, 0] = _ranges_array(after)
     for group, keys, tables in groups:
-        sections[Part.KEYS, group], sections[Part.TABLES, group] = keys, tables
-    flags = (_CREATE if create else 0) | (_STATES if states else 0)
+        sections[Part.KEYS, group] = keys
+        add_tables(sections, group, tables)
+    flags = (_CREATE if create else 0) | (_STATES if states else 0) | (_KEEP if keep else 0)
     return encode_frame(Frame(Kind.LOOKUP, frame_id, codec, flags, sections))
 
 
@@ -92,10 +131,26 @@ def _span_numbers(span: Context) -> U64:
     return np.array([span.trace_id >> 64, span.trace_id & (1 << 64) - 1, span.span_id], np.uint64)
 
 
+def _ranges_array(ranges: Sequence[OffsetRange]) -> I64:
+    return np.array([(r.partition, r.start, r.stop) for r in ranges], np.int64).reshape(-1, 3)
+
+
 def lookup_of(frame: Frame, buckets: int) -> tuple[list[KeyGroup], bool, bool]:
     """Decode a lookup into (groups, create, states). Raises BadFrame if it is malformed."""
     _expect(frame, Kind.LOOKUP)
     return _groups_of(frame, buckets), bool(frame.flags & _CREATE), bool(frame.flags & _STATES)
+
+
+def after_of(frame: Frame) -> list[OffsetRange]:
+    """Return the pushes that a lookup waits for. Raises BadFrame, and ValueError if a range is empty."""
+    if not frame.has(Part.RANGES):
+        return []
+    return [OffsetRange(*r) for r in frame.array(Part.RANGES, np.int64, (None, 3)).tolist()]
+
+
+def keeps_keys(frame: Frame) -> bool:
+    """Return whether the client of a lookup may name its keys by their handle."""
+    return bool(frame.flags & _KEEP)
 
 
 def rows_frame(
@@ -165,51 +220,75 @@ def states_into(frame: Frame, out: Mapping[int, F32]) -> None:
 def push_frame(
     frame_id: int,
     push: Push,
-    groups: Sequence[tuple[int, U64, U8, F32]],
+    groups: Sequence[PushedGroup],
     wire: RowWire,
     codec: RowCodec,
     owned: Bool,
-    span: Context | None = None,
+    handle: bytes | None = None,
 ) -> bytes:
-    """Encode the part of a push that one shard gets.
+    """Encode a push for one shard.
 
     Args:
         frame_id: id of the request.
-        push: its offset ranges, fence and clock go to each shard.
-        groups: (store group, keys (U,) uint64, table ids (U,) uint8, gradients (U, S) float32).
+        push: its ranges, fence, clock and span.
+        groups: gradients of the shard's rows.
         wire: encodes the gradients.
         codec: their encoding.
         owned: (B,) bool, buckets that the sender assumes the receiver to own.
-        span: parent span, if the push is traced.
+        handle: of the groups' keys, if the receiver keeps them; None: they are sent.
     """
-    ranges = [(r.partition, r.start, r.stop) for r in push.ranges]
     sections: dict[tuple[Part, int], NDArray[Any]] = {
-        (Part.RANGES, 0): np.array(ranges, np.int64).reshape(-1, 3),
+        (Part.RANGES, 0): _ranges_array(push.ranges),
         (Part.NUMBERS, 0): np.array([push.fence, push.clock_ms], np.int64),
-        (Part.OWNED, 0): np.packbits(owned, bitorder="little"),
     }
-    for group, keys, tables, gradients in groups:
-        sections[Part.KEYS, group], sections[Part.TABLES, group] = keys, tables
-        add_values(sections, group, gradients, wire, codec)
-    if span is not None:
-        sections[Part.SPAN, 0] = _span_numbers(span)
+    add_owned(sections, owned)
+    if handle is not None:
+        sections[Part.HANDLE, 0] = np.frombuffer(handle, np.uint8)
+    for group in groups:
+        if handle is None:
+            sections[Part.KEYS, group.group] = group.keys
+            add_tables(sections, group.group, group.tables)
+        if group.counts is not None:
+            sections[Part.COUNTS, group.group] = group.counts.astype(np.uint16)
+        add_values(sections, group.group, group.gradients, wire, codec)
+    if push.span is not None:
+        sections[Part.SPAN, 0] = _span_numbers(push.span)
     return encode_frame(Frame(Kind.PUSH, frame_id, codec, sections=sections))
 
 
-def push_of(frame: Frame, buckets: int, widths: Sequence[int], wire: RowWire) -> Push:
-    """Decode a push. Raises BadFrame if it is malformed, ValueError if a range is empty."""
+def push_of(
+    frame: Frame,
+    buckets: int,
+    widths: Sequence[int],
+    wire: RowWire,
+    kept: Callable[[bytes], Sequence[KeyGroup] | None] = lambda _: None,
+) -> Push:
+    """Decode a push.
+
+    Args:
+        frame: the message.
+        buckets: of the model.
+        widths: S of each store group.
+        wire: decodes the gradients.
+        kept: returns the keys of a handle; None: they are not kept.
+
+    Raises:
+        BadFrame: it is malformed.
+        KeysForgottenError: the keys of its handle are not kept.
+        ValueError: a range is empty.
+    """
     _expect(frame, Kind.PUSH)
     ranges = frame.array(Part.RANGES, np.int64, (None, 3)).tolist()
     fence, clock_ms = frame.array(Part.NUMBERS, np.int64, (2,)).tolist()
-    bits = frame.array(Part.OWNED, np.uint8, (-(-buckets // 8),))
-    owned = np.unpackbits(bits, count=buckets, bitorder="little").view(np.bool_)
-    groups = _groups_of(frame, buckets)
-    gradients = []
-    for group in groups:
+    owned = read_owned(frame, buckets)
+    groups, gradients = [], []
+    for group in _keys_of_push(frame, buckets, kept):
         if group.group >= len(widths):
             raise BadFrame(f"push: expected a store group below {len(widths)}, found {group.group}", "shape")
-        rows = np.empty((len(group.keys), widths[group.group]), np.float32)
+        found = _repeated(frame, group)  # no more than the gradients that the frame holds
+        rows = np.empty((len(found.keys), widths[group.group]), np.float32)
         read_values(frame, group.group, rows, wire)
+        groups.append(found)
         gradients.append(rows)
     decoded = tuple(OffsetRange(*r) for r in ranges)
     return Push(decoded, Fence(fence), TimeMs(clock_ms), groups, gradients, owned, span_of(frame))
@@ -218,6 +297,22 @@ def push_of(frame: Frame, buckets: int, widths: Sequence[int], wire: RowWire) ->
 def pushed_frame(frame_id: int, applied: bool) -> bytes:
     """Encode the answer to a push."""
     return encode_frame(Frame(Kind.PUSHED, frame_id, flags=_APPLIED if applied else 0))
+
+
+def forgotten_frame(frame_id: int) -> bytes:
+    """Encode the answer to a push of which the keys are not kept."""
+    return encode_frame(Frame(Kind.PUSHED, frame_id, flags=_FORGOTTEN))
+
+
+def pushed_of(frame: Frame) -> bool:
+    """Decode the answer to a push: whether a bucket applied it.
+
+    Raises BadFrame if it is another one, KeysForgottenError if nothing was done for want of its keys.
+    """
+    _expect(frame, Kind.PUSHED)
+    if frame.flags & _FORGOTTEN:
+        raise KeysForgottenError("keys of a push are not kept")
+    return bool(frame.flags & _APPLIED)
 
 
 def applied_frame(frame_id: int, applied: Mapping[int, Sequence[int]], held: Sequence[int]) -> bytes:
@@ -273,9 +368,35 @@ def _groups_of(frame: Frame, buckets: int) -> list[KeyGroup]:
     groups = []
     for group in sorted(group for part, group in frame.sections if part == Part.KEYS):
         keys = frame.array(Part.KEYS, np.uint64, group=group)
-        tables = frame.array(Part.TABLES, np.uint8, (len(keys),), group=group)
-        counts = np.bincount(bucket_of(keys, buckets), minlength=buckets)
-        starts = np.zeros(buckets + 1, np.uint32)
-        np.cumsum(counts, out=starts[1:])
-        groups.append(KeyGroup(group, keys, tables, starts))
+        groups.append(key_group(group, keys, read_tables(frame, group, len(keys)), buckets))
     return groups
+
+
+def key_group(group: int, keys: U64, tables: U8, buckets: int) -> KeyGroup:
+    """Return the group of keys (U,) and tables (U,), which the native store checks to be sorted by bucket."""
+    counts = np.bincount(bucket_of(keys, buckets), minlength=buckets)
+    starts = np.zeros(buckets + 1, np.uint32)
+    np.cumsum(counts, out=starts[1:])
+    return KeyGroup(group, keys, tables, starts)
+
+
+def _keys_of_push(
+    frame: Frame, buckets: int, kept: Callable[[bytes], Sequence[KeyGroup] | None]
+) -> Sequence[KeyGroup]:
+    if not frame.has(Part.HANDLE):
+        return _groups_of(frame, buckets)
+    found = kept(frame.array(Part.HANDLE, np.uint8, (HANDLE_BYTES,)).tobytes())
+    if found is None:
+        raise KeysForgottenError("keys of a push are not kept")
+    return found
+
+
+def _repeated(frame: Frame, group: KeyGroup) -> KeyGroup:
+    """Repeat the keys of a group by its COUNTS, if it has any, of as many gradients as the frame has."""
+    if not frame.has(Part.COUNTS, group.group):
+        return group
+    counts = frame.array(Part.COUNTS, np.uint16, (len(group.keys),), group=group.group)
+    values = frame.sections.get((Part.VALUES, group.group))
+    if values is None or not counts.all() or int(counts.sum(dtype=np.uint64)) != len(values):
+        raise BadFrame(f"push: counts of group {group.group} do not fit its gradients", "shape")
+    return group.repeated(counts.astype(np.uint32))

@@ -120,6 +120,17 @@ class RowServiceContract:
         assert service.push(push_of({0: (0, 1)}, {A: [3.0, -1.0]}))
         np.testing.assert_allclose(look_up(service, [A], create=False)[A], [-3.0, 1.0], atol=0.1)
 
+    def test_pushes_step_the_rows_that_were_looked_up(self, service: RowService) -> None:
+        """A client may name rows by their lookup; pushes of others, or of more rows, are as good."""
+        before = look_up(service, [A, B, C], create=True)
+        for i, rows in enumerate([(A, B, C), (A,), (B, C), (A, B, C)]):
+            assert service.push(push_of({0: (i, i + 1)}, {row: [1.0, 0.0] for row in rows}))
+            look_up(service, [A, C], create=True)
+        assert service.push(push_of_steps({0: (4, 5)}, {A: [[1.0, 0.0]] * 3, C: [[1.0, 0.0]] * 2}))
+        after = look_up(service, [A, B, C], create=True)
+        steps = [before[row][0] - after[row][0] for row in (A, B, C)]
+        np.testing.assert_allclose(steps, [6.0, 3.0, 5.0], rtol=1e-5)
+
     def test_several_gradients_of_a_row_are_steps_in_their_order(self, service: RowService) -> None:
         """Sizes show the order: in float32 a small step beside a huge one is lost."""
         before = look_up(service, [A, B, C], create=True)
