@@ -106,10 +106,11 @@ def test_kills_and_pauses_lose_or_double_no_acknowledged_event(
     progress = Progress(ends_now, dense, versions, stored, traffic, askers)
     storm = Storm(fleet, kafka, redis_cluster, progress, random.Random(SEED), GAP_S, KINDS)
     traffic.start()
-    for asker in askers.values():
-        asker.start()
     try:
         wait_until("samples are trained on", lambda: sum(fleet.applied().values()) > 200, within_s=120)
+        wait_until("every replica serves", lambda: all(a.ask() == "200" for a in askers.values()), within_s=120)
+        for asker in askers.values():
+            asker.start()
         with ends_now, dense, versions, stored:
             storm.run(FAULTS)
     finally:

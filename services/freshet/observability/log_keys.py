@@ -44,6 +44,7 @@ KEYS = {
     "rows": "how many embedding rows",
     "max_rows": "table: how many rows it may have",
     "step": "steps of the dense weights so far",
+    "steps_made_again": "steps of the dense weights that are made again",
     "step_before": "the step before the state of another rank was taken",
     "version": "a version of the dense weights",
     "event_time_ms": "the newest event time that it has learned from",
@@ -71,6 +72,8 @@ KEYS = {
     # processes and places
     "address": "address of another process",
     "servers": "several",
+    "carries": "what a link's codec encodes: rows or gradients",
+    "codec": "the codec that it uses from now on",
     "child": "a service that `freshet up` runs",
     "route": "the method's path as the reference has it",
     "method": "a gRPC method",

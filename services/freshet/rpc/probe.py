@@ -136,12 +136,15 @@ class LinkMonitor:
             except FreshetError:
                 continue  # requests report a broken link
             if link.codecs.decide(goodput, *link.carried(), time.monotonic()):
-                log.info("codecs of a link changed", address=link.address, **_flat(link.codecs.status()))
+                for way, choice in link.codecs.status().items():
+                    log.info(
+                        "codec of a link",
+                        address=link.address,
+                        carries=way,
+                        codec=choice["codec"],
+                        reason=choice["why"],
+                    )
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):
             self.look()
-
-
-def _flat(status: dict[str, dict[str, str]]) -> dict[str, str]:
-    return {f"{way}_{name}": text for way, choice in status.items() for name, text in choice.items()}
