@@ -108,7 +108,9 @@ def test_kills_and_pauses_lose_or_double_no_acknowledged_event(
     traffic.start()
     try:
         wait_until("samples are trained on", lambda: sum(fleet.applied().values()) > 200, within_s=120)
-        wait_until("every replica serves", lambda: all(a.ask() == "200" for a in askers.values()), within_s=120)
+        wait_until(
+            "every replica serves", lambda: all(a.ask() == "200" for a in askers.values()), within_s=120
+        )
         for asker in askers.values():
             asker.start()
         with ends_now, dense, versions, stored:
