@@ -6,6 +6,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from freshet.observability.log_keys import ALWAYS, KEYS, SOMETIMES
@@ -52,13 +53,14 @@ class Call:
         return f"{parts[0]}.{parts[1]}" if parts[0] in {"seams", "testing"} else parts[0]
 
 
-def calls(source: Path = SOURCE) -> list[Call]:
+@cache
+def calls(source: Path = SOURCE) -> tuple[Call, ...]:
     """Every call that logs, in the order of files and lines."""
-    found = []
+    found: list[Call] = []
     for path in sorted(source.rglob("*.py")):
         where = path.relative_to(source).as_posix()
-        found += list(_calls(ast.parse(path.read_text(encoding="utf-8")), where))
-    return found
+        found += _calls(ast.parse(path.read_text(encoding="utf-8")), where)
+    return tuple(found)
 
 
 def _calls(tree: ast.Module, where: str) -> Iterator[Call]:

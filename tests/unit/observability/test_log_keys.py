@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,37 +11,29 @@ from freshet.observability.log_keys import ALWAYS, KEYS, SOMETIMES
 from ops.reference.logs_page import LEVELS, Call, _calls, calls
 
 
-@cache
-def found_calls() -> list[Call]:
-    """All calls that log; parsing the package takes seconds, and collecting tests should not."""
-    return calls()
-
-
 def names(found: list[Call]) -> list[str]:
     return [f"{c.where}:{c.line} {c.message!r} {c.keys}" for c in found]
 
 
 def test_calls_are_found() -> None:
-    assert len(found_calls()) > 60
+    assert len(calls()) > 60
     assert {"joiner", "gateway", "trainer", "inference", "embedder", "paramserver"} <= {
-        c.part for c in found_calls()
+        c.part for c in calls()
     }
 
 
 def test_every_key_is_a_documented_one() -> None:
-    assert not names([c for c in found_calls() if set(c.keys) - KEYS.keys() - {"left_out", "logger"}]), (
+    assert not names([c for c in calls() if set(c.keys) - KEYS.keys() - {"left_out", "logger"}]), (
         "describe the key in observability/log_keys.py, or use the one that there is for the thing"
     )
 
 
 def test_no_key_hides_in_an_opaque_mapping() -> None:
-    assert not names(
-        [c for c in found_calls() if c.unknown and not c.where.startswith("observability/logging.py")]
-    )
+    assert not names([c for c in calls() if c.unknown and not c.where.startswith("observability/logging.py")])
 
 
 def test_every_documented_key_is_used() -> None:
-    used = {key for call in found_calls() for key in call.keys}
+    used = {key for call in calls() for key in call.keys}
 
     assert not KEYS.keys() - used, "nobody says these any more"
 
@@ -52,12 +43,12 @@ def test_a_key_has_one_meaning() -> None:
 
 
 def test_levels_are_the_four_that_settings_know() -> None:
-    assert not names([c for c in found_calls() if c.level not in LEVELS])
+    assert not names([c for c in calls() if c.level not in LEVELS])
 
 
 def test_messages_are_constant_texts() -> None:
     assert not names(
-        [c for c in found_calls() if not c.message and c.where != "observability/logging.py"]
+        [c for c in calls() if not c.message and c.where != "observability/logging.py"]
     )  # a library's
 
 
