@@ -7,7 +7,7 @@ optimiser state.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,12 +18,13 @@ from freshet.config.spec.layout import Layout, item_of
 from freshet.config.spec.model import Spec
 from freshet.embedder.block_decoder import DecodedBatch
 from freshet.embedder.core import BatchPlan
+from freshet.embedder.list_pooling import GroupPlaces, pooled
 from freshet.features import Decoded
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.observability.spans import start_rows_call
 from freshet.observability.trace_ids import TracedBatch
 from freshet.observability.tracing import running
-from freshet.rows.service import KeyGroup, LookupsAfter, Push, RowService, RowStates
+from freshet.rows.service import KeyGroup, LookupsAfter, PoolsLists, Push, RowService, RowStates
 from freshet.tables import Plan
 from freshet.types import F32, U32, U64, Fence, OffsetRange, TimeMs
 
@@ -75,6 +76,8 @@ class BuiltBatch:
     looked: LookupResult | None = None  # `look_up` fills its states; None: lookups fetch rows only
     in_steps: bool = False  # the trainer steps rows within the batch
     traced: TracedBatch | None = None  # None: no event of the batch is traced
+    factors: dict[int, F32] = field(default_factory=dict)
+    """Of each group with pooled lists (K, 1) float32: of the sums of its lists, 1 or 1 / length."""
 
     def look_up(self, rows: RowService) -> None:
         """Look the rows up, creating absent ones. Raises as `RowService.lookup` does."""
@@ -82,6 +85,7 @@ class BuiltBatch:
         states = None if self.looked is None else self.looked.states
         with running(start_rows_call(self.traced, "Lookup")):
             rows.lookup(self.groups, out, states=states)
+        self._scale(out)
 
     def look_up_after(self, rows: LookupsAfter, pushes: Sequence[OffsetRange]) -> None:
         """Look the rows up as `look_up` does, once they contain these pushes.
@@ -92,6 +96,11 @@ class BuiltBatch:
         states = None if self.looked is None else self.looked.states
         with running(start_rows_call(self.traced, "Lookup")):
             rows.lookup_after(pushes, self.groups, out, states=states)
+        self._scale(out)
+
+    def _scale(self, values: Sequence[F32]) -> None:
+        for g, factors in self.factors.items():
+            values[g][-len(factors) :] *= factors
 
     def apply_pending(self, own: ReadMyWrites, begun: LookupStart) -> None:
         """Apply the stream's pending writes that the lookup missed to the rows."""
@@ -123,13 +132,24 @@ class BuiltBatch:
         groups = self.groups
         if counts is not None:
             groups = [group.repeated(of) for group, of in zip(groups, counts, strict=True)]
+        if self.factors:
+            gradients = [of.copy() if g in self.factors else of for g, of in enumerate(gradients)]
+            self._scale(gradients)
         return Push(self.plan.ranges, fence, TimeMs(clock_ms), groups, gradients)
 
 
 class BatchBuilder:
     """Builds the batches of a spec. Thread-safe, since it has no state; a slot belongs to one batch."""
 
-    def __init__(self, spec: Spec, layout: Layout, *, states: bool = False, in_steps: bool = False) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        layout: Layout,
+        *,
+        states: bool = False,
+        in_steps: bool = False,
+        pools: PoolsLists | None = None,
+    ) -> None:
         """Build for a spec and its layout.
 
         Args:
@@ -137,11 +157,14 @@ class BatchBuilder:
             layout: of the spec.
             states: lookups fetch optimiser states.
             in_steps: lookups fetch optimiser states, and the trainer steps rows within batches.
+            pools: the row service, if its shards pool lists for this model (`list_pooling.pools_of`).
         """
         self._in_steps = in_steps
         self._states = [group.state_floats for group in layout.groups] if states or in_steps else None
         self._buckets, self._item = spec.buckets, item_of(spec, layout)
         self._widths = [group.width for group in layout.groups]
+        self._pools = pools
+        self._pooled = [[spec.features[f].pool for f in group.features] for group in layout.groups]
         self._tables = [
             np.array([spec.table(spec.features[f].table or "").id for f in group.features], np.uint8)
             for group in layout.groups
@@ -158,12 +181,20 @@ class BatchBuilder:
         """Find the unique keys of decoded samples and their positions, in the slot's memory."""
         groups: list[KeyGroup] = []
         inputs: list[GroupInputs] = []
+        factors: dict[int, F32] = {}
         for g, (keys, built) in enumerate(zip(decoded.columns.groups, slot.plans, strict=True)):
             built.build(keys.keys, keys.feature_starts)
-            unique = built.keys
-            groups.append(KeyGroup(g, unique, built.tables, built.bucket_starts))
-            rows = slot.row_memory(g, len(unique))
-            inputs.append(GroupInputs(rows, built.positions, keys.feature_starts, keys.list_ends))
+            group = KeyGroup(g, built.keys, built.tables, built.bucket_starts)
+            places = GroupPlaces(built.positions, keys.feature_starts, keys.list_ends)
+            found = None
+            if self._pools is not None:
+                found = pooled(places, len(built.keys), self._pooled[g], self._pools.pooling_shards())
+            if found is not None:
+                group, places = replace(group, lists=found.lists), found.places
+                factors[g] = found.factors
+            groups.append(group)
+            rows = slot.row_memory(g, len(built.keys) if group.lists is None else len(group.lists))
+            inputs.append(GroupInputs(rows, places.positions, places.feature_starts, places.list_ends))
         stages.mark("plan")
         labels = Labels(decoded.label_index, decoded.label_value, decoded.weight)
         columns = decoded.columns
@@ -173,7 +204,9 @@ class BatchBuilder:
             floats = [slot.state_memory(g, len(keys.keys)) for g, keys in enumerate(groups)]
             looked = LookupResult(groups, RowStates(floats))
         items = self.items(decoded)
-        return BuiltBatch(plan, decoded, groups, whole, items, replayed, looked, self._in_steps)
+        return BuiltBatch(
+            plan, decoded, groups, whole, items, replayed, looked, self._in_steps, factors=factors
+        )
 
     def items(self, decoded: DecodedBatch) -> U64 | None:
         """Return the (B,) uint64 key of each sample's item; None if the spec has no feature for it."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -180,6 +181,7 @@ class _Rows:
         floats = sum(
             len(g.keys) * (widths[g.group] + (states[g.group] if with_states else 0)) for g in groups
         )
+        floats += sum(len(g.lists) * widths[g.group] for g in groups if g.lists is not None)
         return 4 * floats
 
     def _lookup_rows(
@@ -189,6 +191,9 @@ class _Rows:
         out = {g.group: np.empty((len(g.keys), widths[g.group]), np.float32) for g in groups}
         if not with_states:
             self._rows.lookup(groups, list(out.values()), create=create)
+            for g in groups:
+                if g.lists is not None:
+                    out[g.group] = g.lists.looked_up(out[g.group])
             return rows_frame(frame.id, out, self._wires.rows, frame.codec)
         floats = self._described.states
         state_rows = {g.group: np.empty((len(g.keys), floats[g.group]), np.float32) for g in groups}
@@ -207,10 +212,16 @@ class _Rows:
             )
         except KeysForgottenError:
             return forgotten_frame(frame.id)
-        applied = self._rows.push(push)
+        with self._server.reserve_answer(self._gradient_bytes(push.groups)):
+            applied = self._rows.push(_with_row_gradients(push))
         with self._pushed:
             self._pushed.notify_all()
         return pushed_frame(frame.id, applied)
+
+    def _gradient_bytes(self, groups: Sequence[KeyGroup]) -> int:
+        """Size of the gradients of rows that are made from those of lists."""
+        widths = self._described.widths
+        return 4 * sum(len(g.keys) * widths[g.group] for g in groups if g.lists is not None)
 
     def _await_pushes(self, ranges: Sequence[OffsetRange]) -> None:
         """Wait until all owned buckets have applied these ranges. Raises Unavailable after AFTER_S."""
@@ -229,3 +240,14 @@ class _Rows:
 
     def describe(self, frame: Frame) -> bytes:
         return described_frame(frame.id, self._described)
+
+
+def _with_row_gradients(push: Push) -> Push:
+    """Return the push with a gradient of each row, summed over its occurrences in lists."""
+    if all(group.lists is None for group in push.groups):
+        return push
+    gradients = [
+        given if group.lists is None else group.lists.row_gradients(given, len(group.keys))
+        for group, given in zip(push.groups, push.gradients, strict=True)
+    ]
+    return replace(push, groups=[replace(group, lists=None) for group in push.groups], gradients=gradients)

@@ -6,13 +6,14 @@ optimiser state, B buckets of the model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from freshet import _native
 from freshet.config.spec.layout import Group
+from freshet.tables.pooled_lists import PooledLists
 from freshet.types import F32, I32, U8, U32, U64
 
 # --- Arguments of the native core: unique keys of a batch, and the slots of a row.
@@ -46,6 +47,8 @@ class KeyGroup:
     keys: U64  # (U,) unique by (table, key), sorted by bucket
     tables: U8  # (U,) table id of each key
     bucket_starts: U32  # (B + 1,) keys of bucket b are [bucket_starts[b], bucket_starts[b + 1])
+    lists: PooledLists | None = field(default=None, kw_only=True)
+    """Lists whose sums travel in place of their rows: only for a row service that `PoolsLists`."""
 
     def repeated(self, counts: U32) -> KeyGroup:
         """Return the group with each key repeated `counts` (U,) uint32 times in a row; copies.
