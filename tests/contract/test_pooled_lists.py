@@ -27,6 +27,7 @@ from tests.fixtures.shards import served
 
 ITEMS, TAGS, LONGEST, DIM = 300, 200, 50, 4
 BATCHES, ROWS = 12, 8
+ADAGRAD = '{ name = "adagrad", lr = 0.1, initial_accumulator = 0.1 }'
 
 SPEC = f"""
 name = "contract"
@@ -38,8 +39,8 @@ action = {{ schema = "a.avsc", key = ["id"], time = "ts:ms" }}
 [labels]
 click = {{ on = "action.type == 'click'" }}
 [tables]
-item = {{ dim = {DIM}, shared = true, optimizer = {{ name = "adagrad", lr = 0.1, initial_accumulator = 0.1 }}, init = 0.3 }}
-tag = {{ dim = {DIM}, optimizer = {{ name = "adagrad", lr = 0.1, initial_accumulator = 0.1 }}, init = 0.3 }}
+item = {{ dim = {DIM}, shared = true, optimizer = {ADAGRAD}, init = 0.3 }}
+tag = {{ dim = {DIM}, optimizer = {ADAGRAD}, init = 0.3 }}
 [features]
 item = {{ field = "item", table = "item" }}
 clicked = {{ field = "clicked", table = "item", max = {LONGEST}, pool = "mean" }}
