@@ -6,9 +6,10 @@ Frames of synthetic batches, without a network. A sample has 26 ids of tables of
 ids are Zipf(1.05) of `ids` values. `wires`: of 4,096 samples the lookup, its answer, the batch to the rank,
 its gradients, and the push, with one shard; read-my-writes is off. Without codecs and without unique rows the
 same needs PLAIN_BYTES. `pushes`: by shards and samples of a batch, how many shards have rows of it, and the
-bytes of its push to all, in int8. `lists`: of 4,096 samples with one list of 50 such ids, by ids, shards and
-codec: bytes of a sample on all wires with a row for each distinct id and with a sum for each list, what lists in
-fp32 without unique rows (PLAIN_LIST_BYTES) are of either, and the milliseconds of a shard to sum and to spread.
+bytes of its push to all, in int8. `lists`: of 4,096 samples with one list of 50 such ids, by
+ids, shards and codec: bytes of a sample on all wires with a row for each distinct id and with a sum for each
+list; PLAIN_LIST_BYTES, which is fp32 without unique rows, divided by either; and the milliseconds in which a
+shard adds its rows up, and spreads gradients over them.
 """
 
 from __future__ import annotations

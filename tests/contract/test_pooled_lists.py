@@ -17,6 +17,7 @@ from freshet.features import Decoded, GroupKeys, read_blocks
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.model import build_model
 from freshet.rows.grpc.client import RemoteRows
+from freshet.rows.grpc.handles import KeptKeys
 from freshet.rows.service import KeyGroup, RowStates
 from freshet.tables import Plan
 from freshet.testing.contracts.batches import await_batch
@@ -209,3 +210,23 @@ def test_other_networks_train_on_sums_of_lists(tmp_path: Path, kind: str) -> Non
     assert pooling.sums
     np.testing.assert_allclose(found_predictions, predicted, atol=1e-5)
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_shards_that_forget_lookups_receive_the_lists_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, predicted, expected = trained(tmp_path / "rows", Rows, SHARDINGS["two"])
+    monkeypatch.setattr(KeptKeys, "find", lambda *_: None)
+    pooling, found_predictions, found = trained(tmp_path / "sums", Pooling, SHARDINGS["two"])
+    assert pooling.sums
+    np.testing.assert_allclose(found_predictions, predicted, atol=1e-5)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_lists_travel_as_rows_where_shards_would_send_more_sums(tmp_path: Path) -> None:
+    class OfManyShards(Pooling):
+        def pooling_shards(self) -> int:
+            return 1000
+
+    rows, _, _ = trained(tmp_path / "rows", OfManyShards, SHARDINGS["one"])
+    assert rows.sums == 0
