@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Protocol
 
@@ -169,7 +170,9 @@ class _Rows:
             raise BadFrame(f"lookup: expected store groups below {len(widths)}", "shape")
         if after := after_of(frame):
             self._await_pushes(after)
-        with self._server.reserve_answer(self._answer_bytes(groups, with_states=with_states)):
+        sums = 4 * sum(len(g.lists) * widths[g.group] for g in groups if g.lists is not None)
+        rows = self._answer_bytes(groups, with_states=with_states)
+        with self._server.reserve_answer(rows), self._reserve(sums):
             answer = self._lookup_rows(frame, groups, create=create, with_states=with_states)
         if keeps_keys(frame):
             self._kept.add(groups)
@@ -181,8 +184,11 @@ class _Rows:
         floats = sum(
             len(g.keys) * (widths[g.group] + (states[g.group] if with_states else 0)) for g in groups
         )
-        floats += sum(len(g.lists) * widths[g.group] for g in groups if g.lists is not None)
         return 4 * floats
+
+    def _reserve(self, size: int) -> AbstractContextManager[None]:
+        """Reserve bytes, if any, beside those of an answer; raises as `reserve_answer` does."""
+        return self._server.reserve_answer(size) if size else nullcontext()
 
     def _lookup_rows(
         self, frame: Frame, groups: Sequence[KeyGroup], *, create: bool, with_states: bool
@@ -212,16 +218,13 @@ class _Rows:
             )
         except KeysForgottenError:
             return forgotten_frame(frame.id)
-        with self._server.reserve_answer(self._gradient_bytes(push.groups)):
+        widths = self._described.widths
+        spread = 4 * sum(len(g.keys) * widths[g.group] for g in push.groups if g.lists is not None)
+        with self._reserve(spread):
             applied = self._rows.push(_with_row_gradients(push))
         with self._pushed:
             self._pushed.notify_all()
         return pushed_frame(frame.id, applied)
-
-    def _gradient_bytes(self, groups: Sequence[KeyGroup]) -> int:
-        """Size of the gradients of rows that are made from those of lists."""
-        widths = self._described.widths
-        return 4 * sum(len(g.keys) * widths[g.group] for g in groups if g.lists is not None)
 
     def _await_pushes(self, ranges: Sequence[OffsetRange]) -> None:
         """Wait until all owned buckets have applied these ranges. Raises Unavailable after AFTER_S."""

@@ -59,7 +59,8 @@ def groups(draw: st.DrawFn) -> tuple[GroupPlaces, int, list[str | None]]:
     single = st.lists(row, min_size=samples, max_size=samples)
     several = st.lists(st.lists(row, max_size=30), min_size=samples, max_size=samples)
     kinds = draw(st.lists(st.sampled_from([None, "sum", "mean"]), min_size=1, max_size=4))
-    return group([draw(several if kind else single) for kind in kinds], samples), unique, kinds
+    features: list[Any] = [draw(several) if kind else draw(single) for kind in kinds]
+    return group(features, samples), unique, kinds
 
 
 @given(drawn=groups(), shards=st.integers(1, 3))

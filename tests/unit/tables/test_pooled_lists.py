@@ -100,6 +100,7 @@ def test_a_shard_of_all_rows_has_the_lists_as_they_are(case: Case) -> None:
 def test_rows_are_sorted_by_more_than_sixteen_bits() -> None:
     rows = (1 << 16) + 2
     positions = np.array([rows - 1, 1, rows - 1, 0], np.int32)
-    into = np.zeros((rows, 1))
-    add_list_gradients(into, np.array([[1.0], [10.0]]), positions, np.array([3, 1], np.uint32))
+    into: F64 = np.zeros((rows, 1))
+    gradients: F64 = np.array([[1.0], [10.0]])
+    add_list_gradients(into, gradients, positions, np.array([3, 1], np.uint32))
     assert {i: into[i, 0] for i in np.flatnonzero(into[:, 0]).tolist()} == {0: 10.0, 1: 1.0, rows - 1: 2.0}
