@@ -24,13 +24,13 @@ from bench.report import Figures, command
 from freshet.batches.frames import Names, RequestHeader, batch_frame, gradients_frame
 from freshet.batches.stream import TrainBatch
 from freshet.coordination.assignment import SLICES
-from freshet.embedder.list_pooling import GroupPlaces, pooled
+from freshet.embedder.batch_builder import GroupPlaces, pooled
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.rows.grpc.frames import PushedGroup, lookup_frame, push_frame, rows_frame
 from freshet.rows.grpc.handles import handle_of
 from freshet.rows.service import KeyGroup, Push
 from freshet.tables import Plan
-from freshet.tables.pooled_lists import PooledLists, lists_of_shard
+from freshet.tables.plan import PooledLists, lists_of_shard
 from freshet.types import F32, I64, U64, Fence, OffsetRange, TimeMs, bucket_of
 from freshet.wires.codecs import RowCodec, gradients_codec, rows_codec
 from freshet.wires.row_wire import RowWire

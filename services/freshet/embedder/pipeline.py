@@ -11,10 +11,9 @@ from freshet.batches.read_my_writes import ReadMyWrites
 from freshet.batches.recent_samples import RecentSamples
 from freshet.batches.stream import RunStream, TrainBatch, TrainRun
 from freshet.clock import summed
-from freshet.embedder.batch_builder import BatchBuilder
+from freshet.embedder.batch_builder import BatchBuilder, pools_of
 from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.lane import STAGES, DirectLane, LaneContext, LaneCounts, LanePartitions
-from freshet.embedder.list_pooling import pools_of
 from freshet.embedder.partition_reader import BatchSizes, lag_of
 from freshet.embedder.prefetch_lane import PrefetchLane
 from freshet.embedder.staleness_limiter import Permits, StalenessLimiter

@@ -171,7 +171,7 @@ class OwnersChange(Protocol):
 class PoolsLists(Protocol):
     """A row service of shards that send sums of lists in place of their rows. Optional.
 
-    Of a group with `lists`, `out` of a lookup and the gradients of a push are (R + K, S), as `PooledLists`
+    For a group with `lists`, `out` of a lookup and the gradients of a push are (R + K, S), as `PooledLists`
     says; optimiser states cannot be looked up with it. A push steps each row by the sum of its own gradient
     and those of its occurrences in lists.
     """

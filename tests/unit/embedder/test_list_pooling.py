@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.embedder.list_pooling import GroupPlaces, pooled, pools_of
+from freshet.embedder.batch_builder import GroupPlaces, pooled, pools_of
 from freshet.testing.reference import ReferenceRowService
 from freshet.types import F32, U32
 
@@ -98,7 +98,7 @@ def test_each_list_feature_is_chosen_by_itself() -> None:
     assert found.factors.tolist() == [[1.0], [1.0]]
 
 
-def test_nulls_do_not_count_in_a_mean_and_empty_lists_have_no_sum() -> None:
+def test_nulls_do_not_count_and_empty_lists_have_no_sum() -> None:
     found = pooled(group([[[0, -1, 1, 2], [], [-1, -1]]], 3), 3, ["mean"], 1)
     assert found is not None
     assert found.factors.tolist() == [[np.float32(1) / np.float32(3)]]

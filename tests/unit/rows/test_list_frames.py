@@ -18,7 +18,7 @@ from freshet.rows.grpc.frames import (
 from freshet.rows.grpc.handles import KeptKeys, KeysForgottenError, handle_of
 from freshet.rows.service import KeyGroup, Push
 from freshet.rpc.frames import BadFrame, Frame, Kind, Part, decode_frame, encode_frame
-from freshet.tables.pooled_lists import PooledLists
+from freshet.tables.plan import PooledLists
 from freshet.types import F32, Fence, OffsetRange, TimeMs
 from freshet.wires.codecs import RowCodec
 from freshet.wires.row_wire import RowWire
@@ -151,7 +151,7 @@ def test_frames_of_lists_are_of_kinds_that_earlier_shards_refuse() -> None:
         lookup_of(as_lookup, BUCKETS)
 
 
-def test_states_and_several_gradients_of_a_row_do_not_go_with_lists() -> None:
+def test_states_and_steps_of_rows_do_not_go_with_lists() -> None:
     with pytest.raises(BadFrame, match="states"):
         lookup_of(decoded(lookup(group_of(), states=True)), BUCKETS)
     counted = changed(push(group_of()), Part.COUNTS, np.ones(4, np.uint16))

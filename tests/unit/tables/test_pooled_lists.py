@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.tables.pooled_lists import (
+from freshet.tables.plan import (
     PooledLists,
     add_list_gradients,
     lists_of_shard,
@@ -51,7 +51,7 @@ def test_sums_of_all_shards_add_up_to_those_of_the_lists(case: Case, chunk: int)
     beside = len(case.lists.rows)
     found = np.zeros((len(case.lists), case.rows.shape[1]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("freshet.tables.pooled_lists.CHUNK_FLOATS", chunk)
+        patch.setattr("freshet.tables.plan.CHUNK_FLOATS", chunk)
         for shard in range(case.shards):
             places = np.flatnonzero(case.owner == shard)
             part = lists_of_shard(case.lists, places, len(case.rows))
@@ -70,7 +70,7 @@ def test_gradients_reach_rows_in_all_shards_once_per_occurrence(case: Case, chun
     beside = len(case.lists.rows)
     found = np.zeros(case.rows.shape)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("freshet.tables.pooled_lists.CHUNK_FLOATS", chunk)
+        patch.setattr("freshet.tables.plan.CHUNK_FLOATS", chunk)
         for shard in range(case.shards):
             places = np.flatnonzero(case.owner == shard)
             part = lists_of_shard(case.lists, places, len(case.rows))

@@ -39,7 +39,7 @@ from freshet.rpc.frames import BadFrame, Frame
 from freshet.rpc.link import Link, LinkCounts, Metadata
 from freshet.rpc.probe import LinkMonitor, codecs_of
 from freshet.tables.changes import KnownPushes
-from freshet.tables.pooled_lists import ListsOfShard, lists_of_shard
+from freshet.tables.plan import ListsOfShard, lists_of_shard
 from freshet.types import F32, I64, U8, U64, Bool, OffsetRange
 from freshet.wires.link_codecs import EXACT, CodecChoice, LinkCodecs
 from freshet.wires.row_wire import RowWire, RowWires

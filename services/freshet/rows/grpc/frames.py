@@ -47,7 +47,7 @@ from freshet.rpc.indexes import (
     read_tables,
 )
 from freshet.tables.changes import KnownPushes
-from freshet.tables.pooled_lists import PooledLists
+from freshet.tables.plan import PooledLists
 from freshet.types import F32, I64, U8, U32, U64, Bool, Fence, OffsetRange, TimeMs, bucket_of
 from freshet.wires.codecs import RowCodec
 from freshet.wires.row_wire import RowWire

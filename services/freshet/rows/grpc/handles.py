@@ -18,8 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from freshet.tables.plan import KeyGroup
-from freshet.tables.pooled_lists import PooledLists
+from freshet.tables.plan import KeyGroup, PooledLists
 from freshet.types import U8, U64
 
 HANDLE_BYTES = 16
