@@ -23,6 +23,7 @@ from freshet.tables import Plan
 from freshet.testing.contracts.batches import await_batch
 from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS
 from freshet.types import F32, U64, BytesColumn, OffsetRange
+from freshet.wires.link_codecs import EXACT, CodecChoice
 from tests.fixtures.embedder import PipelinedScene
 from tests.fixtures.shards import served
 
@@ -150,7 +151,7 @@ def everything(remote: RemoteRows, width: int) -> F32:
 
 
 def trained(
-    folder: Path, kind: type[Rows], owner_of: Sequence[int], text: str = SPEC, mode: str = "sync"
+    folder: Path, kind: type[Rows], owner_of: Sequence[int], text: str = SPEC, choice: CodecChoice = EXACT
 ) -> tuple[Rows, F32, F32]:
     """Train a network; returns the row service, the predictions of each batch and the rows at the end."""
     folder.mkdir()
@@ -159,13 +160,13 @@ def trained(
     model = build_model(spec, training=True)
     lane = model.lane()
     predictions: list[F32] = []
-    with served(folder, spec, max(owner_of) + 2, owner_of=owner_of) as (remote, _):
+    with served(folder, spec, max(owner_of) + 2, choice=choice, owner_of=owner_of) as (remote, _):
         rows = kind(remote)
         scene = PipelinedScene(log, text, rows)
         scene.decoder = lambda: cast(BlockDecoder, ListDecoder())
         for i in range(BATCHES):
             scene.append(i % PARTITIONS, range(i * ROWS, (i + 1) * ROWS))
-        stream = scene.stream(batch_rows=ROWS, mode=mode)
+        stream = scene.stream(batch_rows=ROWS, mode="sync")
         assert isinstance(stream, BatchPipeline)
         for _ in range(BATCHES):
             batch = await_batch(stream)
@@ -230,3 +231,13 @@ def test_lists_travel_as_rows_where_shards_would_send_more_sums(tmp_path: Path) 
 
     rows, _, _ = trained(tmp_path / "rows", OfManyShards, SHARDINGS["one"])
     assert rows.sums == 0
+
+
+def test_sums_and_their_gradients_may_be_rounded(tmp_path: Path) -> None:
+    _, predicted, expected = trained(tmp_path / "rows", Rows, SHARDINGS["two"])
+    choice = CodecChoice(rows="int8", gradients="int8")
+    pooling, found_predictions, found = trained(tmp_path / "sums", Pooling, SHARDINGS["two"], choice=choice)
+    assert pooling.sums
+    np.testing.assert_allclose(found_predictions, predicted, atol=0.05)
+    assert np.abs(found - expected).mean() < 0.05 * np.abs(expected).mean()
+    assert np.abs(found - expected).max() > 1e-5, "codecs round"
