@@ -151,7 +151,7 @@ class Lanes:
                 self._push_gradients(index, lane)
         except OtherLaneFailed:
             pass  # `_error` holds the cause
-        except BaseException as error:
+        except BaseException as error:  # `run` raises the first one
             self._error = self._error or error
             self._abort()
         finally:
