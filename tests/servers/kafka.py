@@ -209,7 +209,7 @@ def secure_url(
 
 
 def _java() -> list[str]:
-    """Return the command of a JVM that lives for minutes: the optimising compiler would cost half of its time."""
+    """Return the command of a JVM. It lives for minutes, half of which the optimising compiler would take."""
     jars = Path(os.environ.get("FRESHET_TEST_KAFKA", _ROOT / "build" / "kafka"))
     if not any(jars.glob("kafka_*.jar")):
         raise RuntimeError(
