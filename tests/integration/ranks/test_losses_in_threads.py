@@ -27,7 +27,9 @@ from freshet.trainer.membership import Membership, Quorum
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.quality import Quality
 from freshet.trainer.reducers import Reducer
+from freshet.trainer.reducers.dct import SHARE, Dct
 from freshet.trainer.reducers.group_codecs import IntegerCodec, SignCodec
+from freshet.trainer.reducers.levels import AdaptiveLevels
 from freshet.trainer.reducers.plain import PlainReducer
 from freshet.trainer.reducers.two_phase import TwoPhase
 from freshet.trainer.service import TrainingLoop
@@ -260,6 +262,8 @@ def modes() -> dict[str, tuple[dict[str, Any], Callable[[], Reducer]]]:
         "plain": ({"mode": "hybrid"}, PlainReducer),
         "half": ({"mode": "hybrid"}, HalfReducer),
         "int8": ({"mode": "hybrid"}, lambda: TwoPhase(IntegerCodec(8), 2)),
+        "adaquantfl": ({"mode": "hybrid"}, lambda: AdaptiveLevels(2)),
+        "dct": ({"mode": "hybrid"}, lambda: Dct([2], SHARE)),
         "sign": ({"mode": "hybrid"}, lambda: TwoPhase(SignCodec(), 2)),
         "async": ({"mode": "async", "average_every": 3}, PlainReducer),
     }

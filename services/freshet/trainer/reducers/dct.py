@@ -24,6 +24,8 @@ from freshet.trainer.reducers import Collectives
 from freshet.trainer.reducers.sparse_frame import Part, Values, decode_frame, encode_frame, quantized
 from freshet.types import F32, I64
 
+SHARE = 0.01
+"""eta of `train.reduce`."""
 SMALL = 256
 """Floats of a segment up to which all of it is sent: a selection would save nothing."""
 GAIN, SLOWEST, FASTEST = 0.1, 0.8, 1.25

@@ -39,7 +39,7 @@ MAKES: dict[str, Make] = {
     "int8": lambda rank: TwoPhase(IntegerCodec(8), SIZE),
     "int4": lambda rank: TwoPhase(IntegerCodec(4), SIZE),
     "sign": lambda rank: TwoPhase(SignCodec(), SIZE),
-    "levels": lambda rank: AdaptiveLevels(SIZE, seed=rank),
+    "levels": lambda rank: AdaptiveLevels(SIZE),
     "dct": lambda rank: Dct(ENDS, 0.02),
     "dct_fp16": lambda rank: Dct(ENDS, 0.02, Values.FP16, refresh_steps=100),
     "adam": lambda rank: AdamReducer(SIZE, 40),
@@ -88,9 +88,7 @@ def test_signs_mark_their_whole_group_as_not_finite(name: str) -> None:
     check_not_finite(MAKES[name], SIZE, others_finite=False)
 
 
-@pytest.mark.parametrize(
-    "codec", [IntegerCodec(8), IntegerCodec(4), SignCodec(), AdaptiveLevels(1, 0).levels]
-)
+@pytest.mark.parametrize("codec", [IntegerCodec(8), IntegerCodec(4), SignCodec(), AdaptiveLevels(1).levels])
 @pytest.mark.parametrize(("size", "ranks"), [(1, 2), (256, 3), (5000, 2), (5001, 3)])
 def test_wire_bytes_are_those_sent(codec: GroupCodec, size: int, ranks: int) -> None:
     reducer = TwoPhase(codec, size)
@@ -120,7 +118,7 @@ def test_of_one_rank_a_result_is_the_nearest_code() -> None:
 
 
 def test_groups_of_zeros_stay_zeros() -> None:
-    for codec in (IntegerCodec(8), IntegerCodec(4), SignCodec(), AdaptiveLevels(1, 0).levels):
+    for codec in (IntegerCodec(8), IntegerCodec(4), SignCodec(), AdaptiveLevels(1).levels):
         values = np.zeros((2, codec.group), np.float32)
         values[1, 0] = 5
         decoded = codec.decode(codec.encode(values, 2 * codec.group))
