@@ -266,9 +266,9 @@ class OneBitAdam:
 class MomentumReducer:
     """1-bit Adam as a `Reducer` of mean gradients, on the moments of a model.
 
-    `GradientSums` divides gradients by the rows of all ranks. What this delivers is for the model's next step,
-    which leaves the variance as it is once it is frozen. The model counts the steps of the variance, because
-    those of a rank alone move it too.
+    `GradientSums` divides gradients by the rows of all ranks. What this delivers is for the next step of the
+    model, which leaves the variance as it is once it is frozen. The model counts the steps of the variance,
+    because those of a rank alone move it too.
     """
 
     def __init__(self, momentum: OneBitAdam, model: FreezesVariance) -> None:
