@@ -300,6 +300,9 @@ def test_lost_ranks_lose_no_sample(kind: str, seed: int) -> None:
     assert world.rows.sums.tolist() == whole
     for rank in ranks:
         assert_complete(dense_of(rank.state), rank.state.ledger.applied)
+        if isinstance(followed := rank.state.sums.reducer, AdaptiveLevels):
+            assert followed.losses > 0
+            assert followed.running == pytest.approx(np.log(2)), "the ledger's loss of every sample"
     assert len({str(dense_of(rank.state)) for rank in ranks}) == 1, "equal to the bit"
     assert len(world.ranks) > RANKS + 1, "several ranks were killed"
     assert sum(rank.loop.lost for rank in ranks) > 0

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from freshet.config.spec.model import Spec, Train
-from freshet.model import FreezesVariance, StepResult, build_model
+from freshet.model import VARIANCE_STEP, FreezesVariance, StepResult, build_model
 from freshet.trainer.gradient_sums import MEAN_CARRY, GradientSums
 from freshet.trainer.process_group import RankLost
 from freshet.trainer.reducers import ObservesLoss
@@ -102,10 +102,9 @@ def after_warmup(name: str, ranks: Sequence[Rank]) -> None:
         reducer = cast(MomentumReducer, rank.sums.reducer)
         momentum = reducer.momentum
         assert isinstance(rank.model, FreezesVariance)
-        known = np.flatnonzero(rank.model.moments()[1])
+        active = np.packbits(rank.model.moments()[1] > 0)
         counts = np.array([1, 1, 0, 0, True])
-        scaling = np.ones(len(known), np.float32)
-        momentum.load_state({**momentum.state(), "counts": counts, "active": known, "scaling": scaling})
+        momentum.load_state({**momentum.state(), "counts": counts, "active": active})
 
 
 def lose_the_last(ranks: Sequence[Rank], steps: int) -> None:
@@ -320,3 +319,39 @@ def test_every_reducer_adds_a_carry_of_the_mean_gradient() -> None:
         rank.model.step([lane])
         np.testing.assert_array_equal(cast(FreezesVariance, rank.model).moments()[1], seconds[1])
         assert rank.sums.carry is None
+
+
+def test_variance_counts_the_steps_of_a_rank_alone() -> None:
+    rank = Rank("1bit-adam", 0)
+    after_warmup("1bit-adam", [rank])
+    cast(MomentumReducer, rank.sums.reducer).momentum.refresh_steps = 1
+    for _ in range(10):
+        rank.step(None)
+
+    together([rank], lambda rank, group: rank.steps(group, 1))
+
+    assert cast(FreezesVariance, rank.model).variance_steps == 1 + 10 + 1
+    assert rank.model.step_count == 12
+
+
+@pytest.mark.parametrize("kind", ["mlp", "deepfm"])
+def test_model_freezes_its_variance_for_one_step_and_keeps_the_count(kind: str) -> None:
+    spec = make_spec(ids=2, dims=(8,), deep=(32,), kind=kind)
+    model, loaded = (cast(Any, build_model(spec, training=True)) for _ in range(2))
+    lane, rng = model.lane(), np.random.default_rng(3)
+    seconds = []
+    for step in range(3):
+        lane.forward_backward(make_batch(spec, BATCH, rng))
+        if step == 1:
+            assert VARIANCE_STEP not in model.state()
+            model.freeze_variance()
+        model.step([lane])
+        seconds.append(model.moments()[1].copy())
+
+    loaded.load_state(model.state())
+
+    np.testing.assert_array_equal(seconds[1], seconds[0])
+    assert (seconds[2] != seconds[1]).any()
+    assert (model.step_count, model.variance_steps) == (loaded.step_count, loaded.variance_steps) == (3, 2)
+    loaded.load_state({name: array for name, array in model.state().items() if name != VARIANCE_STEP})
+    assert loaded.variance_steps == 3, "a version without the count"

@@ -167,14 +167,20 @@ class OneBitAdam:
         self._exchange.reset()
 
     def state(self) -> Mapping[str, NDArray[Any]]:
-        """Return all that ranks must have equal, for the dense state, right after a flush."""
+        """Return all that ranks must have equal, for the dense state, right after a flush.
+
+        The active values are bits. Their scaling is there only for layers; without, it is 1.
+        """
+        active = np.zeros(self.size, np.bool_)
+        active[self._active] = True
+        scaling = {"scaling": self._scaling.copy()} if self.layers else {}
         counts = [self.steps, self.variance_steps, self._refreshed, self._alert, self.frozen]
         return {
             "counts": np.array(counts, np.int64),
             "norms": np.array(self._norms, np.float64),
             "losses": np.array([self.drift.fast, self.drift.slow], np.float64),
-            "active": self._active.copy(),
-            "scaling": self._scaling.copy(),
+            "active": np.packbits(active),
+            **scaling,
         }
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -184,7 +190,8 @@ class OneBitAdam:
         self._norms.clear()
         self._norms.extend(state["norms"].tolist())
         self.drift.fast, self.drift.slow = state["losses"].tolist()
-        self._active, self._scaling = state["active"].copy(), state["scaling"].copy()
+        self._active = np.flatnonzero(np.unpackbits(state["active"], count=self.size))
+        self._scaling = state["scaling"].copy() if self.layers else np.ones(len(self._active), np.float32)
         self._exchange = TwoPhase(SignCodec(), len(self._active))
         self.reset()
 
