@@ -335,7 +335,7 @@ def test_variance_counts_the_steps_of_a_rank_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mlp", "deepfm"])
-def test_model_freezes_its_variance_for_one_step_and_keeps_the_count(kind: str) -> None:
+def test_model_freezes_its_variance_for_one_step(kind: str) -> None:
     spec = make_spec(ids=2, dims=(8,), deep=(32,), kind=kind)
     model, loaded = (cast(Any, build_model(spec, training=True)) for _ in range(2))
     lane, rng = model.lane(), np.random.default_rng(3)
