@@ -72,9 +72,9 @@ void Mlp::step(const std::vector<float*>& gradients, double rows, const AdamStep
     for (size_t i = 0; i < gradients.size(); ++i) of_range[i] = gradients[i] + at;
     if (rows > 0.0)
       kernels_.adam(weights_.data() + at, first_.data() + at, second_.data() + at, of_range.data(),
-                    static_cast<int>(of_range.size()), n, static_cast<float>(1.0 / rows), static_cast<float>(adam.rate / c1),
-                    static_cast<float>(1.0 / std::sqrt(c2)), static_cast<float>(adam.epsilon),
-                    adam.freezes_variance ? 1.0f : 0.999f);
+                    static_cast<int>(of_range.size()), n, static_cast<float>(1.0 / rows),
+                    static_cast<float>(adam.rate / c1), static_cast<float>(1.0 / std::sqrt(c2)),
+                    static_cast<float>(adam.epsilon), adam.freezes_variance ? 1.0f : 0.999f);
     else
       for (float* g : of_range) std::fill_n(g, n, 0.0f);
   };

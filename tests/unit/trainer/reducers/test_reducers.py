@@ -11,7 +11,7 @@ import pytest
 from freshet.errors import Corrupt
 from freshet.trainer.reducers import Collectives, dct
 from freshet.trainer.reducers.dct import Dct
-from freshet.trainer.reducers.group_codecs import HEAD_BYTES, GroupCodec, IntegerCodec, SignCodec
+from freshet.trainer.reducers.group_codecs import INTEGER_HEAD_BYTES, GroupCodec, IntegerCodec, SignCodec
 from freshet.trainer.reducers.levels import AdaptiveLevels
 from freshet.trainer.reducers.sparse_frame import Values, decode_frame
 from freshet.trainer.reducers.two_phase import TwoPhase
@@ -107,14 +107,14 @@ def test_int8_sends_a_quarter_and_signs_a_thirtieth() -> None:
 
 
 def test_of_one_rank_a_result_is_the_nearest_code() -> None:
-    values = np.array([1.27, -0.5, 0.004, 0.0], np.float32)
+    values = np.array([127 / 64, -0.5, 0.004, 0.0], np.float32)
 
     def work(group: ThreadCollectives) -> F32:
         gradient = values.copy()
         TwoPhase(IntegerCodec(8), 4).reduce(group, gradient)
         return gradient
 
-    np.testing.assert_allclose(run_ranks(1, work)[0], [1.27, -0.5, 0.0, 0.0], rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(run_ranks(1, work)[0], [127 / 64, -0.5, 0.0, 0.0])
 
 
 def test_groups_of_zeros_stay_zeros() -> None:
@@ -138,7 +138,7 @@ def test_the_scale_of_signs_counts_no_padding() -> None:
 
 def test_parts_of_another_length_are_corrupt() -> None:
     group: Any = OtherGroup()
-    with pytest.raises(Corrupt, match="expected 260 bytes of groups"):
+    with pytest.raises(Corrupt, match="expected 258 bytes of groups"):
         TwoPhase(IntegerCodec(8), 256).reduce(group, np.ones(256, np.float32))
 
 
@@ -274,8 +274,8 @@ class StaleScale(IntegerCodec):
     def encode(self, values: F32, real: int) -> U8:
         packed = super().encode(values, real)
         if self.heads is None:
-            self.heads = packed[:1, :HEAD_BYTES].copy()
-        packed[:, :HEAD_BYTES] = self.heads
+            self.heads = packed[:1, :INTEGER_HEAD_BYTES].copy()
+        packed[:, :INTEGER_HEAD_BYTES] = self.heads
         return packed
 
 
