@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from freshet.config.spec.model import Spec, Train
-from freshet.model import VARIANCE_STEP, FreezesVariance, StepResult, build_model
+from freshet.model import VARIANCE_STEP, FreezesVariance, SplitStep, StepResult, build_model
 from freshet.trainer.gradient_sums import MEAN_CARRY, GradientSums
 from freshet.trainer.process_group import RankLost
 from freshet.trainer.reducers import ObservesLoss
@@ -345,7 +345,12 @@ def test_model_freezes_its_variance_for_one_step(kind: str) -> None:
         if step == 1:
             assert VARIANCE_STEP not in model.state()
             model.freeze_variance()
-        model.step([lane])
+        if isinstance(model, SplitStep):
+            model.begin_step([lane])
+            for part in range(2):
+                model.step_part([lane], part, 2)
+        else:
+            model.step([lane])
         seconds.append(model.moments()[1].copy())
 
     loaded.load_state(model.state())
