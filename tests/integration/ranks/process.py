@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -34,13 +34,28 @@ from freshet.trainer.gradient_sums import GradientSums
 from freshet.trainer.membership import Membership, QuorumOptions
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.quality import Quality
+from freshet.trainer.reducers import Reducer
+from freshet.trainer.reducers.dct import SHARE, Dct
+from freshet.trainer.reducers.group_codecs import IntegerCodec, SignCodec
+from freshet.trainer.reducers.levels import AdaptiveLevels
 from freshet.trainer.reducers.plain import PlainReducer
+from freshet.trainer.reducers.two_phase import TwoPhase
 from freshet.trainer.service import TrainingLoop
 from freshet.trainer.state_sync import DenseState, Progress, SharedMeasures
 from freshet.trainer.step_coordinator import DenseLedger
 from freshet.types import F32, Append
 from tests.fixtures.local_ranks import HalfReducer
 from tests.integration.ranks.shared_rows import PARTITIONS, SharedRows, SharedStream
+
+REDUCERS: Mapping[str, Callable[[], Reducer]] = {
+    "plain": PlainReducer,
+    "half": HalfReducer,
+    "int8": lambda: TwoPhase(IntegerCodec(8), 2),
+    "adaquantfl": lambda: AdaptiveLevels(2),
+    "dct": lambda: Dct([2], SHARE),
+    "sign": lambda: TwoPhase(SignCodec(), 2),
+}
+"""Reducers of the ledger's gradient, which is two floats."""
 
 FLUSH_EVERY = 20  # steps between two flushes of a lossy reducer
 SPEC = Path(__file__).parents[2] / "system" / "ledger" / "freshet.toml"
@@ -125,7 +140,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--lanes", type=int, default=1)
     parser.add_argument("--mode", default="hybrid")
-    parser.add_argument("--reducer", choices=("plain", "half"), default="plain")
+    parser.add_argument("--reducer", choices=tuple(REDUCERS), default="plain")
     parser.add_argument("--answer-s", type=float, default=10.0)
     given = parser.parse_args()
     stop = threading.Event()
@@ -145,7 +160,7 @@ def main() -> None:
         SharedMeasures(quality),
         Progress(),
         "ledger",
-        GradientSums(HalfReducer() if given.reducer == "half" else PlainReducer()),
+        GradientSums(REDUCERS[given.reducer]()),
     )
     claims = Claims(cast(EventLog, log), "control")
     terms = QuorumOptions("127.0.0.1", given.lanes, PARTITIONS, form_s=10.0, answer_s=given.answer_s)

@@ -27,17 +27,14 @@ from freshet.trainer.membership import Membership, Quorum
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.quality import Quality
 from freshet.trainer.reducers import Reducer
-from freshet.trainer.reducers.dct import SHARE, Dct
-from freshet.trainer.reducers.group_codecs import IntegerCodec, SignCodec
 from freshet.trainer.reducers.levels import AdaptiveLevels
 from freshet.trainer.reducers.plain import PlainReducer
-from freshet.trainer.reducers.two_phase import TwoPhase
 from freshet.trainer.service import TrainingLoop
 from freshet.trainer.state_sync import DenseState, FlushPoint, Progress, SharedMeasures
 from freshet.trainer.step_coordinator import DenseLedger
 from freshet.types import F32, F64, Fence, OffsetRange
-from tests.fixtures.local_ranks import HalfReducer, Member, Together
-from tests.integration.ranks.process import SPEC
+from tests.fixtures.local_ranks import Member, Together
+from tests.integration.ranks.process import REDUCERS, SPEC
 from tests.integration.ranks.shared_rows import PARTITIONS, SharedRows, SharedStream
 
 STOP = 150
@@ -257,23 +254,12 @@ def assert_complete(dense: list[float], vector: Mapping[int, int]) -> None:
     np.testing.assert_allclose(dense, expected(vector), rtol=0, atol=0.02, err_msg="samples are lost")
 
 
-def modes() -> dict[str, tuple[dict[str, Any], Callable[[], Reducer]]]:
-    return {
-        "plain": ({"mode": "hybrid"}, PlainReducer),
-        "half": ({"mode": "hybrid"}, HalfReducer),
-        "int8": ({"mode": "hybrid"}, lambda: TwoPhase(IntegerCodec(8), 2)),
-        "adaquantfl": ({"mode": "hybrid"}, lambda: AdaptiveLevels(2)),
-        "dct": ({"mode": "hybrid"}, lambda: Dct([2], SHARE)),
-        "sign": ({"mode": "hybrid"}, lambda: TwoPhase(SignCodec(), 2)),
-        "async": ({"mode": "async", "average_every": 3}, PlainReducer),
-    }
-
-
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("kind", modes())
+@pytest.mark.parametrize("kind", [*REDUCERS, "async"])
 def test_lost_ranks_lose_no_sample(kind: str, seed: int) -> None:
-    options, reducer = modes()[kind]
-    train = replace(load_spec(SPEC).train, batch_wait_ms=5, **options)
+    train, reducer = replace(load_spec(SPEC).train, batch_wait_ms=5), REDUCERS.get(kind, PlainReducer)
+    if kind == "async":
+        train = replace(train, mode="async", average_every=3)
     world = World(train, reducer, random.Random(seed))
     for _ in range(RANKS):
         world.start()

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 
@@ -85,12 +86,15 @@ class Ranks:
             rank.process.stop()
         return [rank.said("end")[-1] for rank in ranks]
 
-    def check(self, ends: list[dict[str, Any]]) -> None:
-        """Every sample once in the rows and once in the dense state, which all ranks have alike."""
+    def check(self, ends: list[dict[str, Any]], *, rounds: bool = False) -> None:
+        """Every sample once in the rows and once in the dense state, which all ranks have alike.
+
+        A lossy reducer rounds residuals, as floats do.
+        """
         count, hashes = expected(self.rows.stop())
         assert self.rows.totals() == (count, hashes)
         for end in ends:
-            assert end["dense"] == [count, hashes]
+            np.testing.assert_allclose(end["dense"], [count, hashes], rtol=0, atol=0.02 if rounds else 0)
         assert len({end["bits"] for end in ends}) == 1
 
 
@@ -154,7 +158,9 @@ def test_a_stopped_rank_leaves_between_steps_and_loses_nothing(ranks: Ranks) -> 
     assert first.said("end")[-1]["lost"] == 0
 
 
-@pytest.mark.parametrize("how", [("--mode", "async"), ("--reducer", "half")])
+@pytest.mark.parametrize(
+    "how", [("--mode", "async"), *(("--reducer", name) for name in ("half", "int8", "dct"))], ids=" ".join
+)
 def test_killed_and_joining_ranks_keep_dense_weights_exact(ranks: Ranks, how: tuple[str, str]) -> None:
     first, second = (ranks.start(*how) for _ in range(2))
     first.steps_among(2)
@@ -166,5 +172,5 @@ def test_killed_and_joining_ranks_keep_dense_weights_exact(ranks: Ranks, how: tu
     second.steps_among(2)
     third.steps_among(2)
 
-    ranks.check(ranks.finish(second, third))
+    ranks.check(ranks.finish(second, third), rounds=how[1] in ("int8", "dct"))
     assert second.said("end")[-1]["lost"] == 1
