@@ -35,10 +35,11 @@ std::vector<const char*> kernel_names() {
 }
 
 const Kernels* kernels_named(const char* name) {
-  for (const char* known : kernel_names())
-    if (std::strcmp(known, name) == 0)
-      for (const Entry& e : kEntries)
-        if (std::strcmp(e.table()->name, name) == 0) return e.table();
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+#endif
+  for (const Entry& e : kEntries)  // a table that the processor does not support is not even built
+    if (e.supported() && std::strcmp(e.table()->name, name) == 0) return e.table();
   return nullptr;
 }
 

@@ -80,7 +80,7 @@ namespace {
 
 // Adds up for a counter that others share, which it is added to when it goes.
 struct Tally {
-  explicit Tally(std::atomic<int64_t>& to) : to(to) {}
+  explicit Tally(std::atomic<int64_t>& counter) : to(counter) {}
   ~Tally() {
     if (n) to.fetch_add(n, std::memory_order_relaxed);
   }
@@ -328,7 +328,8 @@ void Store::set_applied(uint32_t bucket, const int64_t* offsets, int64_t clock_m
 void Store::hold(BucketState& state, uint32_t bucket, const int64_t* offsets, int64_t clock_ms) {
   for (uint32_t p = 0; p < spec_.partitions; p++) applied_at(p, bucket).set(offsets[p], clock_ms);
   state.clock_ms = clock_ms;
-  state.held = held_[bucket] = true;
+  held_[bucket] = true;
+  state.held = true;
 }
 
 void Store::applied_of(uint32_t bucket, int64_t* offsets) const {
@@ -392,7 +393,8 @@ void Store::drop_bucket(uint32_t bucket) {
   end_loading(state);
   state.clock_ms = 0;
   for (uint32_t p = 0; p < spec_.partitions; p++) applied_at(p, bucket).clock_ms = 0;
-  state.held = held_[bucket] = false;
+  held_[bucket] = false;
+  state.held = false;
 }
 
 size_t Store::bytes() const {
