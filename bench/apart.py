@@ -1,7 +1,10 @@
 """A trainer rank with shards and embedders as processes of their own: its speed, and how well it predicts.
 
+    python -m bench.apart --spec spec.toml --log FOLDER [--embedders 1] [--codec int8] [--far NAMESPACE]
+
 The shards are `freshet run paramserver`, the embedders `freshet run embedder`; the rank runs in the process
-that measures, as `freshet run trainer` would run it. All share the machine's cores.
+that measures, as `freshet run trainer` would run it. All share the machine's cores. `--far`: shards and
+embedders run in that network namespace (`bench.two_hosts`).
 """
 
 from __future__ import annotations
@@ -10,10 +13,11 @@ import contextlib
 import os
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +25,15 @@ from typing import Any
 import numpy as np
 
 from bench.machine import cpu_s
+from bench.report import Figures, command
+from bench.two_hosts import FAR_HOST, device_bytes, enter
 from freshet.adapters import open_eventlog, open_rowstore, open_versions
 from freshet.apps.batch_sources import OwnRows
+from freshet.apps.local import with_absolute_paths
 from freshet.apps.remote_sources import FromEmbedders, FromShards, Wire
 from freshet.apps.trainer import TrainerProcess
 from freshet.config.settings import load_settings
+from freshet.config.spec import load_spec
 from freshet.config.spec.identity import identity_hash, render
 from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import load_schemas
@@ -56,6 +64,7 @@ class Apart:
     delay_ms: float | None = None  # one way, in a link before each shard; None: no link
     codec: str = "fp32"  # of rows, on every wire, and of gradients
     gradients: str | None = None  # of those, if another
+    far: str | None = None  # the network namespace of shards and embedders; None: this one
 
     def train(self, spec: Spec, log: Path, folder: Path) -> Passed:
         """Train on all of a copy of the log, in a new folder. The spec's schemas have absolute paths."""
@@ -121,7 +130,7 @@ class Apart:
             ]
             link = Process(words, folder / f"link-{number}.log", os.environ)
             link.start(lambda said: "ready" in said, within_s=START_S)
-        shard = _service("paramserver", number, file, folder, own)
+        shard = self._service("paramserver", number, file, folder, own)
         try:
             yield shard
         finally:
@@ -133,11 +142,21 @@ class Apart:
     def _embedder(self, number: int, file: Path, folder: Path) -> Iterator[Process]:
         own = {"NAME": f"embedder-{number}", "PORT": "0", "ADMIN_PORT": "0"}
         own |= {"ROWS": self.codec, "GRADIENTS": self._gradients}
-        embedder = _service("embedder", number, file, folder, own)
+        embedder = self._service("embedder", number, file, folder, own)
         try:
             yield embedder
         finally:
             embedder.stop()
+
+    def _service(self, role: str, number: int, file: Path, folder: Path, own: Mapping[str, str]) -> Process:
+        """Start `freshet run ROLE`."""
+        words = [sys.executable, "-m", "freshet", "run", role, str(file), "--folder", str(folder)]
+        env = os.environ | {f"FRESHET_{role.upper()}_{name}": value for name, value in own.items()}
+        if self.far is not None:
+            words, env = [*enter(self.far), *words], env | {"FRESHET_COMMON_BIND_ADDRESS": FAR_HOST}
+        process = Process(words, folder / f"{role}-{number}.log", env)
+        process.start(lambda _: True, within_s=START_S)
+        return process
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +172,10 @@ class Passed:
     stages_us: dict[str, float]  # of a batch; those that overlap others too
     auc: float
     logloss: float
+    device_sent_bytes: float | None  # a sample, by the device of a near host; None on a usual one
+    device_received_bytes: float | None
+    device_packets: float | None  # of both directions, a sample
+    codecs: Mapping[str, Any]  # of each link, at the end
 
 
 @dataclass(slots=True)
@@ -164,6 +187,7 @@ class _Seen:
     cpu_s: float
     others_cpu_s: float
     status: Mapping[str, Any]
+    device: tuple[int, int, int, int] | None
 
 
 def _observed(rank: TrainerProcess, total: int, others: list[int]) -> Passed:
@@ -173,7 +197,7 @@ def _observed(rank: TrainerProcess, total: int, others: list[int]) -> Passed:
     def now() -> _Seen:
         status = rank.status()
         cpu = time.process_time(), sum(cpu_s(pid) for pid in others)
-        return _Seen(rank.trainer.progress.samples, time.perf_counter(), *cpu, status)
+        return _Seen(rank.trainer.progress.samples, time.perf_counter(), *cpu, status, device_bytes())
 
     def look() -> None:
         for share in (FIRST, LAST, 1.0):
@@ -198,6 +222,12 @@ def _observed(rank: TrainerProcess, total: int, others: list[int]) -> Passed:
         """Bytes a sample; in one process there is no wire."""
         return int(last.status.get(name, 0) - first.status.get(name, 0)) / samples
 
+    device: list[float | None] = [None, None, None]
+    if first.device is not None and last.device is not None:
+        received, in_packets, sent, out_packets = (
+            (b - a) / samples for a, b in zip(first.device, last.device, strict=True)
+        )
+        device = [sent, received, in_packets + out_packets]
     (measured,) = rank.quality.summary()["training"].values()
     stages = first.status["stage_seconds"], last.status["stage_seconds"]
     return Passed(
@@ -210,6 +240,10 @@ def _observed(rank: TrainerProcess, total: int, others: list[int]) -> Passed:
         stages_us={name: 1e6 * (s - stages[0].get(name, 0.0)) / batches for name, s in stages[1].items()},
         auc=measured["auc"],
         logloss=measured["logloss"],
+        device_sent_bytes=device[0],
+        device_received_bytes=device[1],
+        device_packets=device[2],
+        codecs=last.status.get("codecs", {}),
     )
 
 
@@ -228,10 +262,21 @@ def samples_in(log: EventLog, spec: Spec) -> int:
     return total
 
 
-def _service(role: str, number: int, file: Path, folder: Path, own: Mapping[str, str]) -> Process:
-    """Start `freshet run ROLE`."""
-    words = [sys.executable, "-m", "freshet", "run", role, str(file), "--folder", str(folder)]
-    env = os.environ | {f"FRESHET_{role.upper()}_{name}": value for name, value in own.items()}
-    process = Process(words, folder / f"{role}-{number}.log", env)
-    process.start(lambda _: True, within_s=START_S)
-    return process
+def measure(
+    quick: bool = False,
+    spec: Path = Path("spec.toml"),
+    log: Path = Path("log"),
+    shards: int = 1,
+    embedders: int = 0,
+    codec: str = "fp32",
+    far: str | None = None,
+) -> Figures:
+    """Train once on a copy of a log; `quick` changes nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        apart = Apart(shards=shards, embedders=embedders, codec=codec, far=far)
+        passed = asdict(apart.train(with_absolute_paths(load_spec(spec)), log, Path(folder)))
+    return {f"{name}_1e_5": round(1e5 * passed.pop(name)) for name in ("auc", "logloss")} | passed
+
+
+if __name__ == "__main__":
+    command(measure, __doc__)

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bench.report import Figures, command
+from bench.rounds import interval_95
 from freshet.evaluation import auc
 from freshet.trainer.reducers import Collectives, Reducer
 from freshet.trainer.reducers.dct import Dct, Segment
@@ -47,8 +48,6 @@ LAMB_RATE = 4e-3
 FLUSH_STEPS, CHURN_STEPS, CHURN = 1000, 50, 0.02
 JUMP_AT, JUMP_SPAN, LEARNED_AT = 0.6, 0.2, 0.1
 NEVER = 1 << 60
-T95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}
-"""Student's t of 95 %, two-sided, by the number of seeds."""
 
 
 class Stream:
@@ -328,8 +327,7 @@ def compared(found: Sequence[Figures], base: Sequence[Figures]) -> Iterator[tupl
         differences = [f[key] - b[key] for f, b in zip(found, base, strict=True)]
         yield f"d_{key}", statistics.mean(differences)
         if len(differences) > 1:
-            error = statistics.stdev(differences) / math.sqrt(len(differences))
-            yield f"d_{key}_95", error * T95.get(len(differences), 1.96)
+            yield f"d_{key}_95", interval_95(differences)
 
 
 def measure(quick: bool = False, ranks: int = 4, steps: int = 0, seeds: int = 0, only: str = "") -> Figures:

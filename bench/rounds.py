@@ -6,10 +6,14 @@ is called once a round, and its figure is the median of its rounds, with the low
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+_T95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Student's t of 95 %, two-sided, from one degree of freedom on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,17 @@ def figures_by_key(
         name: {key: Figure.of([one[key] for one in calls]) for key in calls[0]}
         for name, calls in found.items()
     }
+
+
+def interval_95(differences: Sequence[float]) -> float:
+    """Return half the 95 % interval of the mean of paired differences, by Student's t.
+
+    Raises ValueError with fewer than two, or more than ten.
+    """
+    n = len(differences)
+    if not 2 <= n <= len(_T95) + 1:
+        raise ValueError(f"{n} differences: an interval needs 2 to {len(_T95) + 1}")
+    return statistics.stdev(differences) / math.sqrt(n) * _T95[n - 2]
 
 
 def rate(

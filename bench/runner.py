@@ -15,13 +15,17 @@ from bench.report import Figures
 GRACE_S = 10.0  # for a process to end its children after SIGTERM
 
 
-def run_measurement(module: str, words: Sequence[str], limit_s: float) -> Figures | str:
+def run_measurement(
+    module: str, words: Sequence[str], limit_s: float, before: Sequence[str] = ()
+) -> Figures | str:
     """Run `python -m module --json`; returns its figures, or why there are none.
+
+    `before`: words before the command, which run it elsewhere.
 
     The last line of its output is the JSON; its stderr passes through. It and its children are a process
     group of their own, which is ended after `limit_s`, or when this process is interrupted.
     """
-    command = [sys.executable, "-m", module, "--json", *words]
+    command = [*before, sys.executable, "-m", module, "--json", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             out, _ = process.communicate(timeout=limit_s)

@@ -34,13 +34,24 @@ WAYS = {
 }
 
 
-def spec_in(folder: Path) -> Spec:
-    """Return the default model on the workload, with a schema of events that other processes can read."""
+def spec_in(folder: Path, mode: str = "hybrid", lanes: int = LANES, rows: int = 256) -> Spec:
+    """Return the default model on the workload, with a schema of events that other processes can read.
+
+    rows: of a batch.
+    """
     events = to_json(schema())
     events["fields"].append({"name": "type", "type": "string"})  # of the action
     (folder / "none.avsc").write_text(json.dumps(events))
-    train = f"lanes = {LANES}\nbatch = {{ rows = 256, behind = 256 }}"
-    return with_absolute_paths(replace(plain_spec("", train), partitions=LANES, folder=str(folder)))
+    train = f'mode = "{mode}"\nlanes = {lanes}\nbatch = {{ rows = {rows}, behind = {rows} }}'
+    return with_absolute_paths(replace(plain_spec("", train), partitions=lanes, folder=str(folder)))
+
+
+def log_in(folder: Path, spec: Spec, workload: Workload) -> Path:
+    """Write a log of the workload; returns its folder."""
+    pipeline = Pipeline(spec, folder / "made", spec.train.lanes)
+    append(pipeline, workload.arrays())
+    pipeline.close()
+    return folder / "made" / "log"
 
 
 def measure(quick: bool = False, rounds: int | None = None, samples: int = 1 << 18) -> Figures:
@@ -49,13 +60,11 @@ def measure(quick: bool = False, rounds: int | None = None, samples: int = 1 << 
     found: dict[str, list[Passed]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as folder:
         spec = spec_in(Path(folder))
-        pipeline = Pipeline(spec, Path(folder) / "made", LANES)
-        append(pipeline, Workload(rows=samples).arrays())
-        pipeline.close()
+        log = log_in(Path(folder), spec, Workload(rows=samples))
         for _ in range(rounds):
             for way, apart in WAYS.items():
                 with tempfile.TemporaryDirectory() as run:
-                    found[way].append(apart.train(spec, Path(folder) / "made" / "log", Path(run)))
+                    found[way].append(apart.train(spec, log, Path(run)))
     base = _middle(found["one_process"], "samples_per_s")
     return {
         way: {

@@ -25,8 +25,15 @@ from freshet.features.blocks import block_samples
 from freshet.types import F32, I64, U64, Append, BytesColumn
 
 FIELDS, NUMBERS = 26, 13
+EFFECTS = 2003
+"""Distinct effects of a field's ids; ids share them."""
+RENEWALS = 16
+"""How often, in all rows of a stream that drifts, each id is replaced by one with another effect."""
+JUMP_AT, RARE, COMMON = 0.6, -3.5, -1.0
+"""The share of rows after which such a stream's labels become common, and the logits before and since."""
 ROUND = 1 << 16  # rows that are made and appended at once
 
+GOLDEN_SHARE = 0.6180339887
 START_MS = 1_750_000_000_000
 DIGITS = 8  # of the number in a string id: `item00001234`
 
@@ -39,19 +46,27 @@ class Workload:
     cardinality: int = 100_000  # of each field
     skew: float = 1.05
     seed: int = 0
+    drifts: bool = False  # ids are replaced all the time, and the rate of labels jumps
 
     def arrays(self) -> Arrays:
         """Draw all rows; 248 bytes each."""
         rng = np.random.default_rng(self.seed)
         mass = np.arange(1, self.cardinality + 1, dtype=np.float64) ** -self.skew
         cumulated = np.cumsum(mass / mass.sum())
-        hidden = np.random.default_rng(self.seed + 1).normal(size=(FIELDS, 2003)).astype(np.float32) * 0.3
+        hidden = np.random.default_rng(self.seed + 1).normal(size=(FIELDS, EFFECTS)).astype(np.float32) * 0.3
         ids = np.empty((self.rows, FIELDS), np.uint64)
-        logits = np.full(self.rows, -1.0, np.float32)
+        done = np.arange(self.rows) / self.rows
+        logits = np.full(self.rows, COMMON, np.float32)
+        if self.drifts:
+            logits[done < JUMP_AT] = RARE
         for field in range(FIELDS):
-            rank = np.searchsorted(cumulated, rng.random(self.rows))
-            ids[:, field] = np.minimum(rank, self.cardinality - 1)
-            logits += hidden[field, rank % 2003]
+            rank = np.minimum(np.searchsorted(cumulated, rng.random(self.rows)), self.cardinality - 1)
+            if self.drifts:  # each id at a moment of its own
+                rank += self.cardinality * np.floor(done * RENEWALS + rank * GOLDEN_SHARE % 1).astype(
+                    np.int64
+                )
+            ids[:, field] = rank
+            logits += hidden[field, rank % EFFECTS]
         dense = rng.random((self.rows, NUMBERS), np.float32)
         labels = (rng.random(self.rows) < 1 / (1 + np.exp(-logits))).astype(np.float32)
         return Arrays(ids, dense, labels)

@@ -14,7 +14,7 @@ import itertools
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +32,7 @@ from freshet.log.context import ModelContext
 from freshet.model.inputs import ModelInputs
 from freshet.rpc.channel import Transport
 from freshet.rpc.frames import Frame, decode_frame, encode_frame
-from freshet.rpc.link import Link
+from freshet.rpc.link import Link, LinkCounts
 from freshet.rpc.probe import LinkMonitor, codecs_of
 from freshet.types import F32, U32, Fence, TopicPartition
 from freshet.wires.link_codecs import EXACT, CodecChoice
@@ -142,7 +142,7 @@ class RemoteStream(BatchStream):
         self._covered: dict[int, int] = {}
         self._again_at: dict[tuple[int, str], float] = {}
         self._closed = False
-        self.counts = StreamCounts()
+        self._counts, self._before = StreamCounts(), LinkCounts()  # of all feeds; traffic of closed ones
 
     # --- BatchStream
 
@@ -228,10 +228,25 @@ class RemoteStream(BatchStream):
         with self._changed:
             self._closed = True
             feeds, self._feeds = list(self._feeds.values()), {}
+            self._keep_counts(feeds)
             self._changed.notify_all()
         self._monitor.stop()
         for feed in feeds:
             feed.close()
+
+    @property
+    def counts(self) -> StreamCounts:
+        """Counts since it was opened; bytes are those of all messages of its connections."""
+        with self._changed:
+            traffic = replace(self._before)
+            for feed in self._feeds.values():
+                traffic.add(feed.link.counts)
+            return replace(self._counts, received_bytes=traffic.received_bytes, sent_bytes=traffic.sent_bytes)
+
+    def _keep_counts(self, gone: Iterable[Feed]) -> None:
+        """Keep the traffic of feeds that are closed next. Needs the lock."""
+        for feed in gone:
+            self._before.add(feed.link.counts)
 
     def codecs(self) -> dict[str, dict[str, Any]]:
         """Return the codecs of each link and why it uses them: {address: LinkCodecs.status()}."""
@@ -262,13 +277,12 @@ class RemoteStream(BatchStream):
         """The monotonic time of deadlines in seconds."""
         return self._context.clock.monotonic()
 
-    def put_out(self, out: Out, size: int) -> None:
-        """Record a batch of `size` bytes that a feed hands over."""
+    def put_out(self, out: Out) -> None:
+        """Record a batch that a feed hands over."""
         with self._changed:
             self._out[id(out.batch)] = out
-            self.counts.batches += 1
-            self.counts.samples += len(out.batch)
-            self.counts.received_bytes += size
+            self._counts.batches += 1
+            self._counts.samples += len(out.batch)
 
     def _wait(self, feeds: Sequence[Feed], deadline: float) -> None:
         """Wait until a feed has news or its backoff ends, or until the deadline."""
@@ -315,7 +329,7 @@ class RemoteStream(BatchStream):
                 self._covered.update({r.partition: r.stop for r in ranges})
                 return True
             del self._out[id(taken.batch)]
-            self.counts.fenced += 1
+            self._counts.fenced += 1
         log.warning("a batch of a replaced embedder is refused", lane=lane, fence=fence)
         taken.feed.fail(Fenced(f"fence {fence} of {taken.feed.address} is no longer the highest"))
         return False
@@ -329,6 +343,7 @@ class RemoteStream(BatchStream):
         with self._changed:
             gone = [key for key in self._feeds if key[0] == lane and key[1] not in addresses]
             dropped = [self._feeds.pop(key) for key in gone]
+            self._keep_counts(dropped)
             for address in addresses:
                 key = (lane, address)
                 if key not in self._feeds and now >= self._again_at.get(key, 0.0) and not self._closed:
@@ -342,10 +357,11 @@ class RemoteStream(BatchStream):
         """Close the ended feeds, so that `next_batch` opens new ones; raises a fatal error of one."""
         with self._changed:
             broken = {key: feed for key, feed in self._feeds.items() if feed.error is not None}
+            self._keep_counts(broken.values())
             for key in broken:
                 del self._feeds[key]
                 self._again_at[key] = self._context.clock.monotonic() + AGAIN_S
-            self.counts.broken += len(broken)
+            self._counts.broken += len(broken)
         for feed in broken.values():
             feed.close()
         for feed in broken.values():
@@ -435,8 +451,7 @@ class Feed:
             return None
         self.link.codecs.count_rows(sum(group.rows.nbytes for group in decoded[1].inputs.groups))
         out = Out(self, *decoded)
-        size = sum(array.nbytes for array in frame.sections.values())
-        self._stream.put_out(out, size)
+        self._stream.put_out(out)
         return out
 
     def give(
@@ -467,7 +482,6 @@ class Feed:
 
         self._last_push = push = self.link.ask("Give", kept)
         push.add_done_callback(partial(self._push_answered, sent[0]))
-        self._stream.counts.sent_bytes += len(sent[0])
         return push
 
     def _resend(self) -> None:

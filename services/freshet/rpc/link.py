@@ -12,7 +12,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 
@@ -28,9 +28,9 @@ Metadata = Sequence[tuple[str, str]]
 
 @dataclass(slots=True)
 class LinkCounts:
-    """Traffic of a link since its creation."""
+    """Traffic of a link since its creation. Bytes are those of the frames that gRPC gets and gives."""
 
-    sent_frames: int = 0
+    sent_frames: int = 0  # requests
     sent_bytes: int = 0
     received_bytes: int = 0
     broken: int = 0  # streams that ended with an error
@@ -64,7 +64,19 @@ class Link:
         self._lock = threading.Lock()
         self._streams: dict[str, _Stream] = {}
         self._closed = False
-        self.counts = LinkCounts()
+        self._counts_lock = threading.Lock()
+        self._counts = LinkCounts()
+
+    @property
+    def counts(self) -> LinkCounts:
+        """A copy of its counts."""
+        with self._counts_lock:
+            return replace(self._counts)
+
+    def count(self, more: LinkCounts) -> None:
+        """Add to its counts."""
+        with self._counts_lock:
+            self._counts.add(more)
 
     def ask(self, method: str, make: Callable[[int], bytes]) -> Future[Frame]:
         """Send a request on the method's stream; `make` encodes it under the id it is given.
@@ -97,8 +109,11 @@ class Link:
         call = self._channel.unary_stream(method_name(self._service, method))
         whole = MessageAssembler(self.transport.whole_bytes)
         frame: Frame | None = None
+        request = encode_frame(Frame(Kind.REQUEST))
+        self.count(LinkCounts(sent_frames=1, sent_bytes=len(request)))
         try:
-            for data in call(encode_frame(Frame(Kind.REQUEST)), timeout=timeout_s, metadata=self._metadata):
+            for data in call(request, timeout=timeout_s, metadata=self._metadata):
+                self.count(LinkCounts(received_bytes=len(data)))
                 frame = whole.add_frame(decode_frame(data, max_bytes=self.transport.max_message_bytes))
         except grpc.RpcError as error:
             raise error_of(error, self.address) from error
@@ -121,7 +136,8 @@ class Link:
 
     def carried(self) -> tuple[int, int]:
         """Return the bytes received and sent since its creation."""
-        return self.counts.received_bytes, self.counts.sent_bytes
+        counts = self.counts
+        return counts.received_bytes, counts.sent_bytes
 
     def give_up(self, method: str, why: str) -> None:
         """End a stream that does not answer; its requests fail, and the next one opens a new stream."""
@@ -167,8 +183,7 @@ class _Stream:
                 )
             self._waiting[frame_id] = (future, len(data))
             self._bytes += len(data)
-            self._link.counts.sent_frames += 1
-            self._link.counts.sent_bytes += len(data)
+            self._link.count(LinkCounts(sent_frames=1))
             self._outgoing.put(data)
         return future
 
@@ -184,7 +199,9 @@ class _Stream:
 
     def _requests(self) -> Iterator[bytes]:
         while (data := self._outgoing.get()) is not None:
-            yield from split_message(data, self._link.transport.max_message_bytes)
+            for piece in split_message(data, self._link.transport.max_message_bytes):
+                self._link.count(LinkCounts(sent_bytes=len(piece)))
+                yield piece
 
     def _receive(self) -> None:
         where, limits = self._link.address, self._link.transport
@@ -192,7 +209,7 @@ class _Stream:
         error: FreshetError = Unavailable(f"{where}: the shard has ended the stream")
         try:
             for data in self._call:
-                self._link.counts.received_bytes += len(data)
+                self._link.count(LinkCounts(received_bytes=len(data)))
                 frame = whole.add_frame(decode_frame(data, max_bytes=limits.max_message_bytes))
                 if frame is None:
                     continue
@@ -206,7 +223,7 @@ class _Stream:
             error = failed
         except Exception as failed:  # unanswered requests must fail, too
             error = FreshetError(f"{where}: {failed!r}")
-        self._link.counts.broken += 1
+        self._link.count(LinkCounts(broken=1))
         self.end(error)
 
     def _answer(self, frame: Frame) -> None:

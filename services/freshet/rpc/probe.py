@@ -1,15 +1,21 @@
-"""Probes: what a link carries, in bytes a second each way, by messages of zeros.
+"""Probes: what a link can carry, in bytes a second each way, by messages of zeros.
 
-A probe shares the connection with everything else, so it finds what is left for one more message. It takes a
-round trip without bytes as the time that no bandwidth shortens.
+A probe shares the connection with everything else, and waits in its queues. So what the link carried until
+the answer is counted, not the probe's bytes alone, and the time is taken beyond the shortest round trip ever
+seen without bytes: one that waited in a queue says nothing of the link. Both are those of BBR (Cardwell et
+al. 2016, "BBR: Congestion-Based Congestion Control").
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,6 +39,13 @@ LEAST_S = 1e-5
 """Shorter transfers are noise of the clock."""
 
 ROUND_TRIPS = 3
+"""Round trips without bytes of a probe."""
+
+LEAST_SHARE = 0.25
+"""Of a probe's time, its bytes take at least this share: the shortest round trip may have waited too."""
+
+KEPT_PROBES = 3
+"""Probes of which the median counts: a message may arrive whole while a probe is under way."""
 
 
 def serve_probes(server: FrameServer, service: str) -> None:
@@ -59,25 +72,55 @@ def probe_frame(frame_id: int, up: int, down: int) -> bytes:
     return encode_frame(Frame(Kind.PROBE, frame_id, sections=sections))
 
 
-Ask = Callable[[str, Callable[[int], bytes]], Future[Frame]]
-"""`Link.ask`."""
+class ProbedLink(Protocol):
+    """A link with codecs that its traffic chooses."""
+
+    address: str
+    codecs: LinkCodecs
+
+    def ask(self, method: str, make: Callable[[int], bytes]) -> Future[Frame]:
+        """Send a request; see `freshet.rpc.link.Link`."""
+
+    def carried(self) -> tuple[int, int]:
+        """Return the bytes received and sent since its creation."""
 
 
-def measure_goodput(ask: Ask, timeout_s: float, clock: Callable[[], float] = time.perf_counter) -> Goodput:
-    """Measure a link each way. Raises Unavailable if a probe is not answered in time."""
+@dataclass(slots=True)
+class LinkProbes:
+    """The last probes of a link. For one thread."""
 
-    def seconds(up: int, down: int) -> float:
-        began = clock()
-        answer = ask(METHOD, lambda number: probe_frame(number, up, down))
-        try:
-            answer.result(timeout_s)
-        except TimeoutError:
-            raise Unavailable(f"a probe was not answered within {timeout_s} s") from None
-        return clock() - began
+    round_trip_s: float = math.inf  # the shortest
+    found: deque[Goodput] = field(default_factory=lambda: deque(maxlen=KEPT_PROBES))
 
-    empty_s = min(seconds(0, 0) for _ in range(ROUND_TRIPS))
-    up_s, down_s = seconds(PROBE_BYTES, 0), seconds(0, PROBE_BYTES)
-    return Goodput(PROBE_BYTES / max(up_s - empty_s, LEAST_S), PROBE_BYTES / max(down_s - empty_s, LEAST_S))
+    def measure(
+        self, link: ProbedLink, timeout_s: float, clock: Callable[[], float] = time.perf_counter
+    ) -> Goodput:
+        """Probe the link each way; returns the median of the last probes, of two the lower.
+
+        Raises Unavailable if a probe is not answered in time.
+        """
+
+        def seconds(up: int, down: int) -> float:
+            began = clock()
+            answer = link.ask(METHOD, lambda number: probe_frame(number, up, down))
+            try:
+                answer.result(timeout_s)
+            except TimeoutError:
+                raise Unavailable(f"a probe was not answered within {timeout_s} s") from None
+            return clock() - began
+
+        self.round_trip_s = min(self.round_trip_s, *(seconds(0, 0) for _ in range(ROUND_TRIPS)))
+        rates = []
+        for way, up, down in ((1, PROBE_BYTES, 0), (0, 0, PROBE_BYTES)):
+            before = link.carried()[way]
+            took_s = seconds(up, down)
+            bytes_s = max(took_s - self.round_trip_s, LEAST_SHARE * took_s, LEAST_S)
+            rates.append((link.carried()[way] - before) / bytes_s)
+        self.found.append(Goodput(*rates))
+        return Goodput(
+            statistics.median_low(one.up for one in self.found),
+            statistics.median_low(one.down for one in self.found),
+        )
 
 
 INTERVAL_S = 5.0
@@ -92,25 +135,13 @@ def codecs_of(address: str, choice: CodecChoice) -> LinkCodecs:
     return LinkCodecs(choice, same_host=is_on_this_host(address_of(address).host))
 
 
-class ProbedLink(Protocol):
-    """A link with codecs that its traffic chooses."""
-
-    address: str
-    codecs: LinkCodecs
-
-    def ask(self, method: str, make: Callable[[int], bytes]) -> Future[Frame]:
-        """Send a request; see `freshet.rpc.link.Link`."""
-
-    def carried(self) -> tuple[int, int]:
-        """Return the bytes received and sent since its creation."""
-
-
 class LinkMonitor:
     """Probes links to other hosts in a thread, and lets each choose its codecs."""
 
     def __init__(self, links: Callable[[], Iterable[ProbedLink]], interval_s: float = INTERVAL_S) -> None:
         """`links` returns the present links; those on this host, or with set codecs, are not probed."""
         self._links, self._interval_s = links, interval_s
+        self._probes: dict[ProbedLink, LinkProbes] = {}
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -128,11 +159,13 @@ class LinkMonitor:
 
     def look(self) -> None:
         """Probe each link once and choose its codecs."""
-        for link in self._links():
+        links = list(self._links())
+        self._probes = {link: self._probes.get(link) or LinkProbes() for link in links}
+        for link in links:
             if not link.codecs.is_measured or self._stop.is_set():
                 continue
             try:
-                goodput = measure_goodput(link.ask, ANSWER_S)
+                goodput = self._probes[link].measure(link, ANSWER_S)
             except FreshetError:
                 continue  # requests report a broken link
             if link.codecs.decide(goodput, *link.carried(), time.monotonic()):
@@ -146,5 +179,6 @@ class LinkMonitor:
                     )
 
     def _run(self) -> None:
+        self.look()  # before there is traffic: its round trips do not wait
         while not self._stop.wait(self._interval_s):
             self.look()

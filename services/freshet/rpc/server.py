@@ -346,8 +346,8 @@ class FrameServer(GrpcServer):
                 self._release(reserved)
                 reserved, refusal = 0, None
                 try:
-                    self.counts.sent_bytes[method] += len(encoded)
                     for piece in split_message(encoded, limit):
+                        self.counts.sent_bytes[method] += len(piece)
                         await context.write(piece)
                 finally:
                     self._unsent -= 1

@@ -45,7 +45,7 @@ class LinkTraffic:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What a probe found: bytes a second in each direction, beside whatever else the link carried."""
+    """What a link can carry: bytes a second in each direction, as probes found them."""
 
     up: float
     down: float

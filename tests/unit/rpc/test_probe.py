@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -11,9 +11,9 @@ import pytest
 from freshet.errors import Corrupt, Unavailable
 from freshet.http.addresses import is_on_this_host
 from freshet.rpc.channel import Transport
-from freshet.rpc.frames import Frame, Kind, Part, encode_frame
+from freshet.rpc.frames import Frame, Kind, Part, decode_frame, encode_frame
 from freshet.rpc.link import Link
-from freshet.rpc.probe import PROBE_BYTES, LinkMonitor, measure_goodput, serve_probes
+from freshet.rpc.probe import PROBE_BYTES, LinkMonitor, LinkProbes, serve_probes
 from freshet.rpc.server import FrameServer
 from freshet.testing.conditions import wait_until
 from freshet.wires.link_codecs import CodecChoice, LinkCodecs
@@ -37,8 +37,33 @@ def link() -> Iterator[Link]:
         server.stop(0.0)
 
 
+class ScriptedLink:
+    """A link whose probes take set times, and which carries set bytes besides."""
+
+    address, codecs = "192.0.2.1:7020", LinkCodecs(AUTO, same_host=False)
+
+    def __init__(self, times_s: Sequence[float], others: int = 0) -> None:
+        """`others`: bytes in each direction during each probe."""
+        self._times, self._others, self._now, self._carried = iter(times_s), others, 0.0, [0, 0]
+
+    def ask(self, _: str, make: Callable[[int], bytes]) -> Future[Frame]:
+        probe = decode_frame(make(1), max_bytes=1 << 20)
+        self._carried[0] += int(probe.array(Part.NUMBERS, np.int64, (1,))[0]) + self._others
+        self._carried[1] += probe.sections[Part.BYTES, 0].nbytes + self._others
+        self._now += next(self._times)
+        answer: Future[Frame] = Future()
+        answer.set_result(Frame(Kind.RESPONSE))
+        return answer
+
+    def carried(self) -> tuple[int, int]:
+        return self._carried[0], self._carried[1]
+
+    def clock(self) -> float:
+        return self._now
+
+
 def test_a_probe_carries_its_bytes_each_way(link: Link) -> None:
-    goodput = measure_goodput(link.ask, 30.0)
+    goodput = LinkProbes().measure(link, 30.0)
     received, sent = link.carried()
     assert PROBE_BYTES <= received < 1.1 * PROBE_BYTES
     assert PROBE_BYTES <= sent < 1.1 * PROBE_BYTES
@@ -46,22 +71,43 @@ def test_a_probe_carries_its_bytes_each_way(link: Link) -> None:
 
 
 def test_goodput_is_bytes_by_the_time_beyond_a_round_trip() -> None:
-    times = iter([0.0, 0.011, 1.0, 1.010, 2.0, 2.012, 3.0, 3.030, 4.0, 4.050])
-
-    def ask(_: str, make: Callable[[int], bytes]) -> Future[Frame]:
-        make(1)
-        answer: Future[Frame] = Future()
-        answer.set_result(Frame(Kind.RESPONSE))
-        return answer
-
-    goodput = measure_goodput(ask, 1.0, lambda: next(times))
+    link = ScriptedLink([0.011, 0.010, 0.012, 0.030, 0.050])
+    goodput = LinkProbes().measure(link, 1.0, link.clock)
     assert goodput.up == pytest.approx(PROBE_BYTES / 0.020)
     assert goodput.down == pytest.approx(PROBE_BYTES / 0.040)
 
 
+def test_goodput_of_a_busy_link_is_what_it_carries() -> None:
+    """Each probe waits 100 ms behind other messages, also those without bytes."""
+    probes = LinkProbes(round_trip_s=0.01)
+    link = ScriptedLink([0.11, 0.11, 0.11, 0.11, 0.12], others=4 * PROBE_BYTES)
+    goodput = probes.measure(link, 1.0, link.clock)
+    assert goodput.up == pytest.approx(5 * PROBE_BYTES / 0.10)
+    assert goodput.down == pytest.approx(5 * PROBE_BYTES / 0.11)
+
+
+def test_a_round_trip_that_waited_does_not_make_a_link_fast() -> None:
+    link = ScriptedLink([0.11, 0.12, 0.13, 0.10, 0.10])
+    goodput = LinkProbes().measure(link, 1.0, link.clock)
+    assert goodput.up == goodput.down == pytest.approx(PROBE_BYTES / 0.025)
+
+
+def test_one_strange_probe_changes_nothing() -> None:
+    usual = [0.01, 0.01, 0.01, 0.03, 0.03]
+    link = ScriptedLink([*usual, *usual, 0.01, 0.01, 0.01, 0.01, 0.9])
+    probes = LinkProbes()
+    found = [probes.measure(link, 1.0, link.clock) for _ in range(3)]
+    assert found[2].up == pytest.approx(found[0].up)
+    assert found[2].down == pytest.approx(found[0].down)
+
+
 def test_a_probe_that_is_not_answered_is_given_up() -> None:
+    class Silent(ScriptedLink):
+        def ask(self, _: str, make: Callable[[int], bytes]) -> Future[Frame]:
+            return Future()
+
     with pytest.raises(Unavailable, match="a probe was not answered"):
-        measure_goodput(lambda _, make: Future(), 0.01)
+        LinkProbes().measure(Silent([]), 0.01)
 
 
 @pytest.mark.parametrize("wanted", [-1, PROBE_BYTES + 1, 2**62])

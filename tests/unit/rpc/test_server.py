@@ -1,10 +1,13 @@
 """The server for frames: clients, refused messages, limits, and its end."""
 
+import socket
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 import grpc
 import numpy as np
@@ -121,7 +124,63 @@ def test_a_long_message_and_its_answer_are_sent_in_pieces():
         answers = whole_answers(server, PLAIN, [a_frame(i, size=n) for i, n in enumerate(sizes, 1)])
         assert [(a.id, len(a.array(Part.KEYS, np.uint64))) for a in answers] == list(enumerate(sizes, 1))
         assert server.counts.refused.total() == 0
-        assert server.counts.sent_bytes["Echo"] == sum(encoded_bytes(a.sections) for a in answers)
+        assert server.counts.sent_bytes["Echo"] > sum(encoded_bytes(a.sections) for a in answers)
+
+
+SIZES = [3, 100_000, 4, 8190]
+"""Keys of messages; the second travels in pieces."""
+
+
+def test_link_and_listener_count_the_same_bytes():
+    with listening() as server:
+        link = Link(f"127.0.0.1:{server.port}", PLAIN, "Test", (), in_flight_bytes=1 << 20)
+        for size in SIZES:
+            link.ask("Echo", partial(a_frame, size=size)).result(DEADLINE_S)
+        received, sent = link.carried()
+        link.close()
+        assert sent == server.counts.received_bytes["Echo"] > 8 * sum(SIZES)
+        assert received == server.counts.sent_bytes["Echo"] > 8 * sum(SIZES)
+        assert link.counts.sent_frames == len(SIZES)
+
+
+def test_a_link_counts_what_its_socket_carries():
+    """HTTP/2 adds some bytes to a frame, and connections begin with some."""
+    with listening() as server, counting_proxy(server.port) as (port, carried):
+        link = Link(f"127.0.0.1:{port}", PLAIN, "Test", (), in_flight_bytes=1 << 20)
+        for _ in range(10):
+            link.ask("Echo", partial(a_frame, size=100_000)).result(DEADLINE_S)
+        counted = link.carried()
+        link.close()
+    for frames, socket_bytes in zip(counted, (carried["answers"], carried["requests"]), strict=True):
+        assert frames <= socket_bytes < 1.01 * frames
+
+
+@contextmanager
+def counting_proxy(to_port: int) -> Iterator[tuple[int, Counter[str]]]:
+    """A port that carries one connection to another port, and the bytes of its two directions."""
+    carried: Counter[str] = Counter()
+
+    def carry(source: socket.socket, sink: socket.socket, way: str) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                carried[way] += len(data)
+                sink.sendall(data)
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+    def accept() -> None:
+        near, _ = listener.accept()
+        with near, socket.create_connection(("127.0.0.1", to_port)) as far:
+            back = threading.Thread(target=carry, args=(far, near, "answers"))
+            back.start()
+            carry(near, far, "requests")
+            back.join()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        worker = threading.Thread(target=accept)
+        worker.start()
+        yield listener.getsockname()[1], carried
+        worker.join()
 
 
 def test_a_call_of_one_answer_may_get_it_in_pieces():
