@@ -71,7 +71,9 @@ test-tools:
 	@ops/install-promtool "$(SKIP)"
 	@ops/install-redis "$(SKIP)"
 
-test: build lint native-test test-tools ## Install all that is needed and run every test; WORKERS=1 one after the other.
+# Two at a time: some compile, others use one core or wait for the network.
+test: ## Install all that is needed and run every test; WORKERS=1 one after the other.
+	@$(MAKE) --jobs=2 --no-print-directory build lint native-test test-tools
 	$(PYTEST) -m "$(MARKERS)"
 
 # What the variables mean, and how to run one of these tests by itself, is in CONTRIBUTING.md.

@@ -189,7 +189,7 @@ class Case(Protocol):
 
     def step(self, group: Collectives, gradient: F32, adam: Adam) -> None: ...
     def flush(self, group: Collectives, adam: Adam) -> None: ...
-    def observe(self, loss: float, running: float) -> None: ...
+    def observe(self, loss: float) -> None: ...
 
 
 @dataclass(slots=True)
@@ -207,9 +207,9 @@ class Gradients:
     def flush(self, group: Collectives, adam: Adam) -> None:
         self.carry = self.reducer.flush(group)
 
-    def observe(self, loss: float, running: float) -> None:
+    def observe(self, loss: float) -> None:
         if isinstance(self.reducer, AdaptiveLevels):
-            self.reducer.observe(running)
+            self.reducer.observe(loss)
 
 
 @dataclass(slots=True)
@@ -234,7 +234,7 @@ class Momenta:
     def flush(self, group: Collectives, adam: Adam) -> None:
         self.carry = self.reducer.flush(group, adam.moments)
 
-    def observe(self, loss: float, running: float) -> None:
+    def observe(self, loss: float) -> None:
         if self.drifts:
             self.reducer.observe(loss)
 
@@ -246,10 +246,12 @@ def cases(ends: Sequence[int]) -> Mapping[str, Callable[[int], Case]]:
         "fp32": lambda rank: Whole(),
         "int8": lambda rank: TwoPhase(IntegerCodec(8), size),
         "int4": lambda rank: TwoPhase(IntegerCodec(4), size),
-        "levels": lambda rank: AdaptiveLevels(size, rank + 1),
+        "levels": lambda rank: AdaptiveLevels(size),
         "gradient_signs": lambda rank: TwoPhase(SignCodec(), size),
+        "dct_10pct": lambda rank: Dct(ends, 0.1),
+        "dct_5pct": lambda rank: Dct(ends, 0.05),
+        "dct_2pct": lambda rank: Dct(ends, 0.02),
         "dct_1pct": lambda rank: Dct(ends, 0.01),
-        "dct_03pct": lambda rank: Dct(ends, 0.003),
         "dct_01pct": lambda rank: Dct(ends, 0.001),
         "dct_1pct_frozen": lambda rank: FrozenDct(ends, 0.01),
         "dct_01pct_frozen": lambda rank: FrozenDct(ends, 0.001),
@@ -275,7 +277,7 @@ def run(name: str, seed: int, ranks: int, steps: int) -> Figures:
     def work(group: ThreadCollectives) -> tuple[float, list[tuple[F32, F32]], int]:
         case, adam = make(group.rank), Adam(size, model.ends, model.weights.copy())
         scored: list[tuple[F32, F32]] = []
-        running, peak = 0.0, 0
+        peak = 0
         for step in range(steps):
             mine: tuple[Any, ...] = ()
             if group.rank == 0:
@@ -288,8 +290,7 @@ def run(name: str, seed: int, ranks: int, steps: int) -> Figures:
             before = group.sent
             case.step(group, gradients[group.rank].copy(), adam)
             peak = max(peak, group.sent - before)
-            running = loss if step == 0 else running + (loss - running) / 64
-            case.observe(loss, running)
+            case.observe(loss)
             if (step + 1) % FLUSH_STEPS == 0:
                 case.flush(group, adam)
         return group.sent + group.reduced * 2 * (ranks - 1) / ranks, scored, peak

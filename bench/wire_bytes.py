@@ -6,12 +6,16 @@ Frames of synthetic batches, without a network. A sample has 26 ids of tables of
 ids are Zipf(1.05) of `ids` values. `wires`: of 4,096 samples the lookup, its answer, the batch to the rank,
 its gradients, and the push, with one shard; read-my-writes is off. Without codecs and without unique rows the
 same needs PLAIN_BYTES. `pushes`: by shards and samples of a batch, how many shards have rows of it, and the
-bytes of its push to all, in int8.
+bytes of its push to all, in int8. `lists`: of 4,096 samples with one list of 50 such ids, by
+ids, shards and codec: bytes of a sample on all wires with a row for each distinct id and with a sum for each
+list; PLAIN_LIST_BYTES, which is fp32 without unique rows, divided by either; and the milliseconds in which a
+shard adds its rows up, and spreads gradients over them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -20,11 +24,13 @@ from bench.report import Figures, command
 from freshet.batches.frames import Names, RequestHeader, batch_frame, gradients_frame
 from freshet.batches.stream import TrainBatch
 from freshet.coordination.assignment import SLICES
+from freshet.embedder.batch_builder import GroupPlaces, pooled
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.rows.grpc.frames import PushedGroup, lookup_frame, push_frame, rows_frame
 from freshet.rows.grpc.handles import handle_of
 from freshet.rows.service import KeyGroup, Push
 from freshet.tables import Plan
+from freshet.tables.plan import PooledLists, lists_of_shard
 from freshet.types import F32, I64, U64, Fence, OffsetRange, TimeMs, bucket_of
 from freshet.wires.codecs import RowCodec, gradients_codec, rows_codec
 from freshet.wires.row_wire import RowWire
@@ -33,6 +39,9 @@ IDS, DIM, SAMPLES, BUCKETS = 26, 16, 4096, 1024
 EXPONENT = 1.05
 PLAIN_BYTES = 4 * IDS * DIM * 4 + 2 * IDS * 8
 """Rows and gradients of each id in fp32 on both wires, and its key with the lookup and the push."""
+
+LIST, TIMED = 50, 5
+PLAIN_LIST_BYTES = LIST * (4 * DIM * 4 + 2 * 8)
 
 CODECS = ("fp32", "bf16", "int8", "int4")
 NAMES = Names((), ("label",), (DIM,), (0,), BUCKETS)
@@ -121,8 +130,75 @@ def fan_out(samples: int, features: int, shards: int, batches: int) -> Figures:
     return {"shards_with_rows": with_rows / batches, "bytes": sent / batches}
 
 
+def lists(ids: int, shards: int, codec: str) -> Figures:
+    """Return the bytes of a sample with a list, by rows and by sums, and times of one shard's part."""
+    group, inputs = Batches(ids).keys(SAMPLES * LIST, 1)
+    ends = np.arange(LIST, (SAMPLES + 1) * LIST, LIST, dtype=np.uint32)
+    starts = np.array([0, SAMPLES * LIST], np.uint32)
+    places = GroupPlaces(inputs.positions, starts, [ends])
+    found = pooled(places, len(group.keys), ["mean"], shards)
+    by_rows = _list_bytes(group, None, places, shards, codec)
+    if found is None:
+        return {"rows": by_rows, "rows_of_plain": PLAIN_LIST_BYTES / by_rows}
+    by_sums = _list_bytes(group, found.lists, found.places, shards, codec)
+    owner = np.repeat(np.arange(SLICES) % shards, BUCKETS // SLICES)
+    mine = np.flatnonzero(owner[bucket_of(group.keys, BUCKETS)] == 0)
+    part = lists_of_shard(found.lists, mine, len(group.keys)).lists
+    rows = inputs.rows[mine]
+    sums = part.looked_up(rows)
+    return {
+        "rows": by_rows,
+        "sums": by_sums,
+        "rows_of_plain": PLAIN_LIST_BYTES / by_rows,
+        "sums_of_plain": PLAIN_LIST_BYTES / by_sums,
+        "sums_of_rows": by_rows / by_sums,
+        "unique_share": len(group.keys) / (SAMPLES * LIST),
+        "sum_ms": _milliseconds(lambda: part.looked_up(rows)),
+        "spread_ms": _milliseconds(lambda: part.row_gradients(sums, len(rows))),
+    }
+
+
+def _list_bytes(
+    group: KeyGroup, pooled_lists: PooledLists | None, places: GroupPlaces, shards: int, codec: str
+) -> float:
+    """Return the bytes of a sample on both wires: lookups, answers, batch, gradients and pushes."""
+    owner = np.repeat(np.arange(SLICES) % shards, BUCKETS // SLICES)
+    of = owner[bucket_of(group.keys, BUCKETS)]
+    rows, gradients = rows_codec(codec), gradients_codec(codec)
+    count = len(group.keys) if pooled_lists is None else len(pooled_lists)
+    values: F32 = np.random.default_rng(1).normal(0, 0.05, (count, DIM)).astype(np.float32)
+    inputs = GroupInputs(values, places.positions, places.feature_starts, places.list_ends)
+    header = RequestHeader(1, Fence(1), 0, 1, 1, 0)
+    total = len(batch_frame(1, 1, train_batch(inputs, SAMPLES), NAMES, WIRE, rows))
+    total += len(gradients_frame(1, header, {0: 1}, 1, [values], WIRE, gradients))
+    for shard in range(shards):
+        mine = np.flatnonzero(of == shard)
+        keys, tables = group.keys[mine], group.tables[mine]
+        part, sent = None, values[: len(mine)]
+        if pooled_lists is not None:
+            part = lists_of_shard(pooled_lists, mine, len(group.keys)).lists
+            sent = values[: len(part)]
+        kept = {} if part is None else {0: part}
+        total += len(lookup_frame(1, [(0, keys, tables)], rows, create=True, keep=True, lists=kept))
+        total += len(rows_frame(1, {0: sent}, WIRE, rows))
+        pushed = [PushedGroup(0, keys, tables, sent, lists=part)]
+        handle = handle_of([(0, keys, tables)], kept)
+        total += len(push_frame(1, PUSH, pushed, WIRE, gradients, owner == shard, handle))
+    return total / SAMPLES
+
+
+def _milliseconds(work: Callable[[], object]) -> float:
+    """Return the shortest of TIMED runs."""
+    took = []
+    for _ in range(TIMED):
+        began = time.perf_counter()
+        work()
+        took.append(time.perf_counter() - began)
+    return 1000 * min(took)
+
+
 def measure(quick: bool = False, ids: Sequence[int] = (20_000, 1_000_000)) -> Figures:
-    """Measure both."""
+    """Measure all three."""
     batches = 20 if quick else 200
     return {
         "wires": {str(n): {codec: wires(n, codec) for codec in CODECS} for n in ids},
@@ -132,6 +208,13 @@ def measure(quick: bool = False, ids: Sequence[int] = (20_000, 1_000_000)) -> Fi
                 for shards in (2, 8, 32)
             }
             for features in (5, IDS)
+        },
+        "lists": {
+            f"{n} ids": {
+                str(shards): {codec: lists(n, shards, codec) for codec in ("fp32", "int8")}
+                for shards in (1, 2, 4, 8)
+            }
+            for n in ids
         },
     }
 

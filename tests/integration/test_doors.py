@@ -20,7 +20,6 @@ from freshet.client import Client
 from freshet.errors import BadInput
 from freshet.http.admin import Admin
 from freshet.observability.audit import read_audit
-from freshet.process.ports import free_ports
 from freshet.rpc.protobuf import GATEWAY, OIP, messages
 from freshet.testing.conditions import wait_for
 from tests.fixtures.gateway import Running as Gateway
@@ -30,6 +29,7 @@ from tests.fixtures.inference import Running as Inference
 from tests.fixtures.serving import TOKEN, bearer, write_tokens
 from tests.integration.console_world import TOKEN as CONSOLE_TOKEN
 from tests.integration.console_world import ConsoleWorld
+from tests.servers.processes import lasting_ports
 
 __all__ = ["start"]  # the fixture
 
@@ -266,7 +266,7 @@ def test_the_python_client_shows_its_token(gateway: Gateway, inference: Inferenc
 
 
 def test_grpc_requires_the_same_tokens(start: Callable[..., Gateway], tokens: Path) -> None:
-    port, m = free_ports(1)[0], messages(GATEWAY)
+    port, m = lasting_ports(1)[0], messages(GATEWAY)
     gateway = start(gateway_grpc_port=str(port), common_tokens_file=str(tokens))
     asked = m.PutRequest(stream=1, encoding=1, body=EVENT).SerializeToString()
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -295,7 +295,7 @@ def test_grpc_requires_the_same_tokens(start: Callable[..., Gateway], tokens: Pa
 
 
 def test_an_open_stream_ends_when_its_token_is_removed(start: Callable[..., Gateway], tokens: Path) -> None:
-    port, m = free_ports(1)[0], messages(GATEWAY)
+    port, m = lasting_ports(1)[0], messages(GATEWAY)
     gateway = start(gateway_grpc_port=str(port), common_tokens_file=str(tokens))
     answers: list[Any] = []
 
@@ -315,7 +315,7 @@ def test_an_open_stream_ends_when_its_token_is_removed(start: Callable[..., Gate
 
 
 def test_inference_over_grpc_answers_health_without_a_token(tmp_path: Path, tokens: Path) -> None:
-    port, m = free_ports(1)[0], messages(OIP)
+    port, m = lasting_ports(1)[0], messages(OIP)
     world = trained(tmp_path / "world", greedy(SPEC))
     with (
         serving(world, inference_grpc_port=str(port), common_tokens_file=str(tokens)),
@@ -476,7 +476,7 @@ def test_only_numbers_of_versions_are_promoted(tmp_path: Path, number: Any) -> N
 
 
 def test_a_grpc_call_without_its_message_is_given_up(start: Callable[..., Gateway]) -> None:
-    port, m = free_ports(1)[0], messages(GATEWAY)
+    port, m = lasting_ports(1)[0], messages(GATEWAY)
     gateway = start(gateway_grpc_port=str(port), gateway_body_timeout="2s")
     hold = threading.Event()
 
@@ -500,7 +500,7 @@ def is_counted(gateway: Gateway, reason: str) -> bool:
 
 
 def test_a_grpc_message_that_is_too_large_is_refused(start: Callable[..., Gateway]) -> None:
-    port, m = free_ports(1)[0], messages(GATEWAY)
+    port, m = lasting_ports(1)[0], messages(GATEWAY)
     gateway = start(gateway_grpc_port=str(port), gateway_max_body_bytes="100000")
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         put = channel.unary_unary("/freshet.wire.v1.Gateway/Put")
@@ -596,7 +596,7 @@ def test_clients_behind_a_known_proxy_are_distinct(start: Callable[..., Gateway]
 
 
 def test_rankings_are_limited_over_http_and_grpc_together(tmp_path: Path) -> None:
-    port, m = free_ports(1)[0], messages(OIP)
+    port, m = lasting_ports(1)[0], messages(OIP)
     world = trained(tmp_path / "world", greedy(SPEC))
     asked = m.ModelReadyRequest(name=SPEC.name).SerializeToString()
     with (
@@ -630,7 +630,7 @@ def test_deeper_nesting_than_is_written_is_the_client_s_error(gateway: Gateway, 
 
 
 def test_on_a_stream_each_message_counts(start: Callable[..., Gateway]) -> None:
-    port, m = free_ports(1)[0], messages(GATEWAY)
+    port, m = lasting_ports(1)[0], messages(GATEWAY)
     start(gateway_grpc_port=str(port), gateway_client_requests_per_s="2")
     asked = [
         m.PutRequest(id=i, stream=1, encoding=1, body=orjson.dumps(ranked(i))).SerializeToString()

@@ -17,7 +17,6 @@ import trustme
 
 from freshet.errors import Unavailable
 from freshet.log.schema_ids import frame
-from freshet.process.ports import free_ports
 from freshet.rpc.protobuf import GATEWAY, messages
 from freshet.testing.conditions import wait_for
 from freshet.types import TopicPartition
@@ -25,6 +24,7 @@ from tests.fixtures.gateway import Running, action, avro, ranked, start
 from tests.fixtures.serving import TOKEN, write_tokens
 from tests.integration.hostile import MESSAGES, hostile
 from tests.servers.certificates import issued
+from tests.servers.processes import lasting_ports
 
 __all__ = ["start"]  # the fixture
 
@@ -55,7 +55,7 @@ class Talk:
 
 @pytest.fixture
 def port() -> int:
-    return free_ports(1)[0]
+    return lasting_ports(1)[0]
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ import tritonclient.http as triton_http
 import trustme
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from freshet.process.ports import free_ports
 from freshet.rpc.protobuf import OIP, messages
 from freshet.testing.conditions import wait_for
 from tests.fixtures.inference import COLUMNS, SPEC, Running, greedy, serving, trained
@@ -26,6 +25,7 @@ from tests.fixtures.serving import TOKEN, write_tokens
 from tests.integration.hostile import MESSAGES, hostile
 from tests.integration.oip_clients import KSERVE
 from tests.servers.certificates import issued
+from tests.servers.processes import lasting_ports
 
 M = messages(OIP)
 DEADLINE_S = 20.0
@@ -33,7 +33,7 @@ DEADLINE_S = 20.0
 
 @pytest.fixture(scope="module")
 def port() -> int:
-    return free_ports(1)[0]
+    return lasting_ports(1)[0]
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +224,7 @@ def assert_within(ours: Any, theirs: Any) -> None:
 
 def served_to(transport: dict[str, str], folder: Path) -> Any:
     """A server of its own with these settings, and its port."""
-    port = free_ports(1)[0]
+    port = lasting_ports(1)[0]
     world = trained(folder, greedy(SPEC))
     return world, port, serving(world, inference_grpc_port=str(port), **transport)
 

@@ -36,10 +36,6 @@ _START_S = 180.0
 """Alone it is up in 2 to 4 s; beside builds and tests on the same two cores it took 90."""
 
 
-_QUICK = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-"""For a JVM that ends soon."""
-
-
 USER, PASSWORD = "freshet", "a-word-of-the-tests"
 """Who may use the port with TLS."""
 
@@ -91,7 +87,7 @@ class Kafka:
         settings["listeners"] += f",SECURE://127.0.0.1:{self.secure_port}"
         settings |= _secure(folder / "broker.pem") | dict(properties or {})
         self._settings.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-        tool = [*_java(), *_QUICK, "kafka.tools.StorageTool"]
+        tool = [*_java(), "kafka.tools.StorageTool"]
         run_to_end(
             [
                 *(*tool, "format", f"--cluster-id={self._cluster_id}", "-c", str(self._settings)),
@@ -213,12 +209,15 @@ def secure_url(
 
 
 def _java() -> list[str]:
+    """Return the command of a JVM. It lives for minutes, half of which the optimising compiler would take."""
     jars = Path(os.environ.get("FRESHET_TEST_KAFKA", _ROOT / "build" / "kafka"))
     if not any(jars.glob("kafka_*.jar")):
         raise RuntimeError(
             f"expected Kafka's jars in {jars}, found none: run ops/install-kafka, or pytest -m 'not kafka'"
         )
-    return ["java", f"-Dlog4j2.configurationFile={_ROOT / 'ops/kafka/log4j2.properties'}", "-cp", f"{jars}/*"]
+    quick = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+    logs = f"-Dlog4j2.configurationFile={_ROOT / 'ops/kafka/log4j2.properties'}"
+    return ["java", *quick, logs, "-cp", f"{jars}/*"]
 
 
 def _settings(data: Path, port: int, controller_port: int) -> dict[str, str]:

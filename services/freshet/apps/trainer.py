@@ -29,7 +29,7 @@ from freshet.embedder.core import lanes_for
 from freshet.errors import Corrupt
 from freshet.http.admin import Admin
 from freshet.log.context import ModelContext
-from freshet.model import build_model
+from freshet.model import FreezesVariance, build_model
 from freshet.observability.metrics import CachedGauge, register
 from freshet.process.lifecycle import CLOSE_S, LAST_S, Cleanup, Drain, interruptible_start
 from freshet.process.telemetry import service_registry
@@ -246,7 +246,8 @@ def restore_state(context: ModelContext, versions: VersionStore, log_id: str, de
 
         try_out(spec, device=device)
     start = restart_point(versions, context.spec_hash, log_id)
-    sums = GradientSums(build_reducer(spec, model))
+    adam = model if isinstance(model, FreezesVariance) else None
+    sums = GradientSums(build_reducer(spec, model), adam=adam)
     if start is None:
         first = {
             p: context.log.bounds(TopicPartition(topics.samples, p)).start for p in range(spec.partitions)

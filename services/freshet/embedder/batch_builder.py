@@ -1,13 +1,13 @@
 """The batch builder: unique keys of decoded samples, their rows in reused memory, and the trainer's batch.
 
-Letters: B samples, U unique keys of a group, G gradients of a group, S floats of a row, T floats of its
-optimiser state.
+Letters: B samples, N occurrences, F features of a group, U unique keys of a group, G gradients of a group, S
+floats of a row, T floats of its optimiser state, R rows that travel beside the sums of K lists.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -23,9 +23,121 @@ from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.observability.spans import start_rows_call
 from freshet.observability.trace_ids import TracedBatch
 from freshet.observability.tracing import running
-from freshet.rows.service import KeyGroup, LookupsAfter, Push, RowService, RowStates
+from freshet.rows.service import KeyGroup, LookupsAfter, PoolsLists, Push, RowService, RowStates
 from freshet.tables import Plan
-from freshet.types import F32, U32, U64, Fence, OffsetRange, TimeMs
+from freshet.tables.plan import PooledLists
+from freshet.types import F32, I32, I64, U32, U64, Bool, Fence, OffsetRange, TimeMs
+
+# --- Pooled lists. To the trainer a pooled list is a list of one row, its vector, that no other sample uses;
+# the gradient of this row is the gradient of the vector. That is exact for models that use a list only
+# through the sum or mean of its rows, and do not step rows within a batch.
+
+POOLING_KINDS = ("dlrm", "deepfm", "dcnv2")
+"""Kinds of models that use a list only through the sum or mean of its rows. Native kinds step rows within
+batches. A class of the user may be a dense model of its own, which the embedder does not load to find out."""
+
+LEAST_GAIN = 2
+"""Rows that a list feature must have for each sum that travels in place of them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupPlaces:
+    """The occurrences of one store group, as `GroupInputs` has them."""
+
+    positions: I32  # (N,)
+    feature_starts: U32  # (F + 1,)
+    list_ends: Sequence[U32 | None]  # per feature (B,), or None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pooled:
+    """A group with pooled lists."""
+
+    lists: PooledLists
+    places: GroupPlaces  # among the R + K rows
+    factors: F32  # (K, 1) of the lists' sums
+
+
+def pools_of(rows: RowService, kind: str, *, states: bool) -> PoolsLists | None:
+    """Return the row service if it pools lists for a model of this kind, else None.
+
+    `states`: lookups fetch optimiser states. The trainer then steps copies of rows, and needs these.
+    """
+    return rows if kind in POOLING_KINDS and not states and isinstance(rows, PoolsLists) else None
+
+
+def pooled(places: GroupPlaces, unique: int, pools: Sequence[str | None], shards: int) -> Pooled | None:
+    """Return the group with those list features pooled for which it pays; None if there is none.
+
+    Each shard may send a sum for each list, as long as a row. It pays if these are at most 1 / LEAST_GAIN of
+    the feature's unique rows.
+
+    Args:
+        places: the occurrences among the unique rows.
+        unique: U.
+        pools: per feature "sum" or "mean"; None for features that are no lists.
+        shards: that share the buckets.
+    """
+    starts = places.feature_starts.tolist()
+    chosen: dict[int, I64] = {}  # feature -> (B,) occurrences of each list that have a row
+    beside = np.zeros(unique, np.bool_)
+    for f, ends in enumerate(places.list_ends):
+        own = places.positions[starts[f] : starts[f + 1]]
+        if ends is not None and pools[f] is not None:
+            counts = _counts(own, ends)
+            if _pays(own, int(np.count_nonzero(counts)), unique, shards):
+                chosen[f] = counts
+                continue
+        beside[own[own >= 0]] = True
+    return _pooled(places, chosen, beside, pools) if chosen else None
+
+
+def _counts(positions: I32, ends: U32) -> I64:
+    """Return the occurrences with a row of each list."""
+    held: I64 = np.zeros(len(positions) + 1, np.int64)
+    np.cumsum(positions >= 0, out=held[1:])
+    return np.diff(held[ends.astype(np.int64)], prepend=0)
+
+
+def _pays(positions: I32, lists: int, unique: int, shards: int) -> bool:
+    if not lists or LEAST_GAIN * shards * lists > len(positions):
+        return False
+    used = np.zeros(unique, np.bool_)
+    used[positions[positions >= 0]] = True
+    return LEAST_GAIN * shards * lists <= int(np.count_nonzero(used))
+
+
+def _pooled(places: GroupPlaces, chosen: dict[int, I64], beside: Bool, pools: Sequence[str | None]) -> Pooled:
+    rows = np.flatnonzero(beside).astype(np.int32)
+    place_of: I32 = np.full(len(beside) + 1, -1, np.int32)  # the last is that of -1
+    place_of[rows] = np.arange(len(rows), dtype=np.int32)
+    starts, next_row = places.feature_starts.tolist(), len(rows)
+    positions: list[I32] = []
+    list_ends: list[U32 | None] = []
+    elements: list[I32] = []
+    counts: list[I64] = []
+    factors: list[F32] = []
+    for f, ends in enumerate(places.list_ends):
+        own = places.positions[starts[f] : starts[f + 1]]
+        if f not in chosen:
+            positions.append(place_of[own])
+            list_ends.append(ends)
+            continue
+        held = chosen[f] > 0
+        sizes = chosen[f][held]
+        positions.append(np.arange(next_row, next_row + len(sizes), dtype=np.int32))
+        next_row += len(sizes)
+        list_ends.append(np.cumsum(held).astype(np.uint32))
+        elements.append(own[own >= 0])
+        counts.append(sizes)
+        mean = pools[f] == "mean"
+        factors.append(np.float32(1) / sizes.astype(np.float32) if mean else np.ones(len(sizes), np.float32))
+    new_starts = np.cumsum([0, *(len(p) for p in positions)], dtype=np.uint32)
+    return Pooled(
+        PooledLists(rows, np.concatenate(elements), np.concatenate(counts).astype(np.uint32)),
+        GroupPlaces(np.concatenate(positions), new_starts, list_ends),
+        np.concatenate(factors)[:, None],
+    )
 
 
 class Slot:
@@ -75,6 +187,8 @@ class BuiltBatch:
     looked: LookupResult | None = None  # `look_up` fills its states; None: lookups fetch rows only
     in_steps: bool = False  # the trainer steps rows within the batch
     traced: TracedBatch | None = None  # None: no event of the batch is traced
+    factors: dict[int, F32] = field(default_factory=dict)
+    """(K, 1) float32 for each group with pooled lists: factors of their sums, 1 or 1 / length."""
 
     def look_up(self, rows: RowService) -> None:
         """Look the rows up, creating absent ones. Raises as `RowService.lookup` does."""
@@ -82,6 +196,7 @@ class BuiltBatch:
         states = None if self.looked is None else self.looked.states
         with running(start_rows_call(self.traced, "Lookup")):
             rows.lookup(self.groups, out, states=states)
+        self._scale(out)
 
     def look_up_after(self, rows: LookupsAfter, pushes: Sequence[OffsetRange]) -> None:
         """Look the rows up as `look_up` does, once they contain these pushes.
@@ -92,6 +207,11 @@ class BuiltBatch:
         states = None if self.looked is None else self.looked.states
         with running(start_rows_call(self.traced, "Lookup")):
             rows.lookup_after(pushes, self.groups, out, states=states)
+        self._scale(out)
+
+    def _scale(self, values: Sequence[F32]) -> None:
+        for g, factors in self.factors.items():
+            values[g][-len(factors) :] *= factors
 
     def apply_pending(self, own: ReadMyWrites, begun: LookupStart) -> None:
         """Apply the stream's pending writes that the lookup missed to the rows."""
@@ -123,13 +243,24 @@ class BuiltBatch:
         groups = self.groups
         if counts is not None:
             groups = [group.repeated(of) for group, of in zip(groups, counts, strict=True)]
+        if self.factors:
+            gradients = [of.copy() if g in self.factors else of for g, of in enumerate(gradients)]
+            self._scale(gradients)
         return Push(self.plan.ranges, fence, TimeMs(clock_ms), groups, gradients)
 
 
 class BatchBuilder:
     """Builds the batches of a spec. Thread-safe, since it has no state; a slot belongs to one batch."""
 
-    def __init__(self, spec: Spec, layout: Layout, *, states: bool = False, in_steps: bool = False) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        layout: Layout,
+        *,
+        states: bool = False,
+        in_steps: bool = False,
+        pools: PoolsLists | None = None,
+    ) -> None:
         """Build for a spec and its layout.
 
         Args:
@@ -137,11 +268,14 @@ class BatchBuilder:
             layout: of the spec.
             states: lookups fetch optimiser states.
             in_steps: lookups fetch optimiser states, and the trainer steps rows within batches.
+            pools: the row service, if its shards pool lists for this model (`pools_of`).
         """
         self._in_steps = in_steps
         self._states = [group.state_floats for group in layout.groups] if states or in_steps else None
         self._buckets, self._item = spec.buckets, item_of(spec, layout)
         self._widths = [group.width for group in layout.groups]
+        self._pools = pools
+        self._pooled = [[spec.features[f].pool for f in group.features] for group in layout.groups]
         self._tables = [
             np.array([spec.table(spec.features[f].table or "").id for f in group.features], np.uint8)
             for group in layout.groups
@@ -158,12 +292,20 @@ class BatchBuilder:
         """Find the unique keys of decoded samples and their positions, in the slot's memory."""
         groups: list[KeyGroup] = []
         inputs: list[GroupInputs] = []
+        factors: dict[int, F32] = {}
         for g, (keys, built) in enumerate(zip(decoded.columns.groups, slot.plans, strict=True)):
             built.build(keys.keys, keys.feature_starts)
-            unique = built.keys
-            groups.append(KeyGroup(g, unique, built.tables, built.bucket_starts))
-            rows = slot.row_memory(g, len(unique))
-            inputs.append(GroupInputs(rows, built.positions, keys.feature_starts, keys.list_ends))
+            group = KeyGroup(g, built.keys, built.tables, built.bucket_starts)
+            places = GroupPlaces(built.positions, keys.feature_starts, keys.list_ends)
+            found = None
+            if self._pools is not None:
+                found = pooled(places, len(built.keys), self._pooled[g], self._pools.pooling_shards())
+            if found is not None:
+                group, places = replace(group, lists=found.lists), found.places
+                factors[g] = found.factors
+            groups.append(group)
+            rows = slot.row_memory(g, len(built.keys) if group.lists is None else len(group.lists))
+            inputs.append(GroupInputs(rows, places.positions, places.feature_starts, places.list_ends))
         stages.mark("plan")
         labels = Labels(decoded.label_index, decoded.label_value, decoded.weight)
         columns = decoded.columns
@@ -173,7 +315,9 @@ class BatchBuilder:
             floats = [slot.state_memory(g, len(keys.keys)) for g, keys in enumerate(groups)]
             looked = LookupResult(groups, RowStates(floats))
         items = self.items(decoded)
-        return BuiltBatch(plan, decoded, groups, whole, items, replayed, looked, self._in_steps)
+        return BuiltBatch(
+            plan, decoded, groups, whole, items, replayed, looked, self._in_steps, factors=factors
+        )
 
     def items(self, decoded: DecodedBatch) -> U64 | None:
         """Return the (B,) uint64 key of each sample's item; None if the spec has no feature for it."""

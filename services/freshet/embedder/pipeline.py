@@ -11,7 +11,7 @@ from freshet.batches.read_my_writes import ReadMyWrites
 from freshet.batches.recent_samples import RecentSamples
 from freshet.batches.stream import RunStream, TrainBatch, TrainRun
 from freshet.clock import summed
-from freshet.embedder.batch_builder import BatchBuilder
+from freshet.embedder.batch_builder import BatchBuilder, pools_of
 from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.lane import STAGES, DirectLane, LaneContext, LaneCounts, LanePartitions
 from freshet.embedder.partition_reader import BatchSizes, lag_of
@@ -84,6 +84,7 @@ class BatchPipeline(RunStream):
         in_flight = 1 + train.staleness_rows // train.batch_rows
         self._lookups = ThreadPoolExecutor(min(MOST_LOOKUPS, in_flight), "look-up") if ahead else None
         self._own = own = ReadMyWrites(context.layout) if read_my_writes == "stream" and ahead else None
+        states, in_steps = read_my_writes is not None and ahead, native and prefetch
         common = LaneContext(
             context,
             rows,
@@ -93,8 +94,9 @@ class BatchPipeline(RunStream):
             BatchBuilder(
                 spec,
                 context.layout,
-                states=read_my_writes is not None and ahead,
-                in_steps=native and prefetch,
+                states=states,
+                in_steps=in_steps,
+                pools=pools_of(rows, spec.model.kind, states=states or in_steps),
             ),
             BatchSizes(
                 train.batch_rows,

@@ -354,7 +354,7 @@ class PrefetchLane(Lane):
                     continue
                 flight.ready = True
                 break
-        except BaseException as error:
+        except BaseException as error:  # `next_batch` raises it
             self._fail(error)
         with self._changed:
             flight.in_lookup = False

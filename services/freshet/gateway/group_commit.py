@@ -152,7 +152,7 @@ class _Appending:
                 continue  # the gateway has stopped and has answered these requests
             try:
                 done.set_result(append_gathered(self._writer.append, groups))
-            except BaseException as error:
+            except BaseException as error:  # the request raises it
                 done.set_exception(error)
 
 

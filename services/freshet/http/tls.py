@@ -26,6 +26,7 @@ import structlog
 
 from freshet.config.settings import Settings
 from freshet.errors import ConfigError
+from freshet.file_stamp import file_stamp
 from freshet.observability.metrics import Metric
 
 log = structlog.get_logger("freshet.tls")
@@ -140,7 +141,7 @@ class CertificateFiles:
         return expiry_of(pems.cert).timestamp() if pems.cert else None
 
     def _stamps(self) -> tuple[object, ...]:
-        return tuple(_stamp(path) for path in self._paths.values())
+        return tuple(file_stamp(path) for path in self._paths.values())
 
     def _read(self) -> Pems:
         texts = {name: self._text(name, path) for name, path in self._paths.items()}
@@ -184,14 +185,6 @@ def seconds_left(now_s: float | None = None) -> dict[tuple[str, ...], float]:
         if expires is not None:
             left[files.of,] = min(expires - now, left.get((files.of,), float("inf")))
     return left
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    try:
-        found = Path(path).stat() if path else None
-    except OSError:
-        return None
-    return found and (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
 class _Der(NamedTuple):

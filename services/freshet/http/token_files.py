@@ -17,6 +17,7 @@ import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError
+from freshet.file_stamp import file_stamp
 from freshet.http.tokens import TokenEntry, digest_of, line_of, parse_tokens
 
 log = structlog.get_logger(__name__)
@@ -53,7 +54,7 @@ class TokenFile:
     def __init__(self, path: str, clock: Clock = SYSTEM_CLOCK) -> None:
         """Read the file. Raises ConfigError if it cannot be read or is wrong."""
         self._path, self._clock = Path(path), clock
-        self._stamp = self._file_stamp()
+        self._stamp = file_stamp(self._path)
         self._entries = read_tokens(self._path)
         self._next_check = clock.monotonic() + CHECK_S
         self.wrong = False
@@ -68,7 +69,7 @@ class TokenFile:
         return self._entries
 
     def _read_again(self) -> None:
-        stamp = self._file_stamp()
+        stamp = file_stamp(self._path)
         if stamp == self._stamp:
             return
         self._stamp = stamp
@@ -82,14 +83,6 @@ class TokenFile:
             return
         self.wrong = False
         log.info("tokens read again", path=str(self._path), tokens_known=len(self._entries))
-
-    def _file_stamp(self) -> tuple[int, ...]:
-        """Return values that change with the file's content or a link's target; empty without a file."""
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return ()
-        return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def read_tokens(path: Path) -> tuple[TokenEntry, ...]:
@@ -174,7 +167,7 @@ def _replace(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
-    except BaseException:
+    except BaseException:  # interrupted as well: no half-written copy stays behind
         new.unlink(missing_ok=True)
         raise
 

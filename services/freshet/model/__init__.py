@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
 from numpy.typing import NDArray
 
 from freshet.config.spec.model import Spec
@@ -28,13 +29,16 @@ __all__ = [
     "NATIVE_KINDS",
     "SERVING_PREFIXES",
     "STARTED",
+    "VARIANCE_STEP",
     "DenseModel",
+    "FreezesVariance",
     "GroupInputs",
     "Labels",
     "Lane",
     "MergeRule",
     "MergesState",
     "ModelInputs",
+    "NamesTensors",
     "Precision",
     "SplitStep",
     "State",
@@ -42,6 +46,7 @@ __all__ = [
     "StepsRows",
     "build_model",
     "class_of",
+    "variance_step",
 ]
 
 Precision = Literal["fp32", "bf16"]
@@ -70,6 +75,9 @@ the ranks that have its starting values, if any has."""
 
 STARTED = "statistics/started"
 """Name of the (L,) array that is 1 for each label that has its starting values."""
+
+VARIANCE_STEP = "optimizer/variance_step"
+"""Name of `FreezesVariance.variance_steps`; without the array they are those of `optimizer/step`."""
 
 LABEL_MERGES: Mapping[str, MergeRule] = {
     STARTED: "max",
@@ -204,11 +212,52 @@ class SplitStep(Protocol):
 
 
 @runtime_checkable
+class NamesTensors(Protocol):
+    """A `DenseModel` whose lanes hold the float32 gradients of several tensors, one after another."""
+
+    @property
+    def tensor_ends(self) -> Sequence[int]:
+        """Where each tensor of the (d,) gradient ends, rising, the last at d; empty if d is 0."""
+
+
+@runtime_checkable
+class FreezesVariance(Protocol):
+    """A `DenseModel` whose lanes' float32 gradient is stepped by Adam, with betas 0.9 and 0.999.
+
+    1-bit Adam sums momenta, so it must read the moments, and have steps that leave the second as it is.
+    """
+
+    @property
+    def variance_steps(self) -> int:
+        """Steps that moved the second moment, of which its bias correction is made."""
+
+    @variance_steps.setter
+    def variance_steps(self, steps: int) -> None: ...
+
+    def moments(self) -> tuple[F32, F32]:
+        """Return views of the (d,) first and second moments, without bias correction.
+
+        Raises ConfigError if they are not in host memory.
+        """
+
+    def gradient_rows(self, lane: Lane) -> float:
+        """Return by how many rows a step with the lane's sums divides its gradient."""
+
+    def freeze_variance(self) -> None:
+        """Make the next step, and no other, leave the second moment as it is."""
+
+
+@runtime_checkable
 class MergesState(Protocol):
     """A `DenseModel` with arrays whose states on several ranks do not become one by their means."""
 
     merges: Mapping[str, MergeRule]
     """Rule by name. Without one, floats become the mean, and integers the largest."""
+
+
+def variance_step(steps: int, variance_steps: int) -> dict[str, NDArray[Any]]:
+    """Return the state of Adam's second moment: empty unless some of the steps left it as it was."""
+    return {} if variance_steps == steps else {VARIANCE_STEP: np.array([variance_steps], np.int64)}
 
 
 def build_model(

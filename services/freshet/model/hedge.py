@@ -18,7 +18,17 @@ from freshet import _native
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.errors import Mismatch
-from freshet.model import LABEL_MERGES, Labels, Lane, ModelInputs, Precision, State, StepResult
+from freshet.model import (
+    LABEL_MERGES,
+    VARIANCE_STEP,
+    Labels,
+    Lane,
+    ModelInputs,
+    Precision,
+    State,
+    StepResult,
+    variance_step,
+)
 from freshet.model.plan import LOSSES, expert_plan, groups_of, input_plan, padded
 from freshet.tables import RowSteps
 from freshet.types import F32, F64, I64, U32, U64
@@ -103,6 +113,7 @@ class HedgeDense:
             state |= self.named_weights("optimizer/second", self.native.array("second_moment"))
             state["optimizer/bias_squares"] = self._heads("bias_squares").copy()
             state["optimizer/step"] = np.array([self.native.steps], np.int64)
+            state |= variance_step(self.native.steps, self.variance_steps)
         state["weights/bias"] = self._heads("bias").copy()
         if len(self.native.array("heads")):
             state["weights/heads"] = self._heads("heads").copy()
@@ -117,6 +128,7 @@ class HedgeDense:
         """Load a state. Raises Mismatch, before any change, if an array is missing or has another shape."""
         expected = self.state()
         wanted = [n for n in expected if not (weights_only and n.startswith("optimizer/"))]
+        wanted = [n for n in wanted if n != VARIANCE_STEP]
         for name in wanted:
             if name not in state:
                 raise Mismatch(
@@ -141,6 +153,35 @@ class HedgeDense:
     def mixture(self) -> F32:
         """Return the (L, K) current weights of the experts."""
         return np.array(self.native.mixture(), np.float32).reshape(self.labels, -1)
+
+    @property
+    def variance_steps(self) -> int:
+        """Steps that moved Adam's second moment; see `FreezesVariance`."""
+        return int(self.native.variance_steps)
+
+    @variance_steps.setter
+    def variance_steps(self, steps: int) -> None:
+        self.native.variance_steps = steps
+
+    def moments(self) -> tuple[F32, F32]:
+        """Return views of the MLP's (d,) moments, with padding; see `FreezesVariance`."""
+        return self.native.array("first_moment"), self.native.array("second_moment")
+
+    def gradient_rows(self, lane: Lane) -> float:
+        """Return by how many rows a step divides the lane's gradient.
+
+        Raises TypeError for a lane of another kind of model.
+        """
+        return max(float(_own(lane).native.sums()[0]), float(self._spec.train.batch_rows))
+
+    def freeze_variance(self) -> None:
+        """Make the next step leave Adam's second moment as it is; see `FreezesVariance`."""
+        self.native.freeze_variance()
+
+    @property
+    def tensor_ends(self) -> list[int]:
+        """Where each matrix and bias of the gradient ends, with its padding; see `NamesTensors`."""
+        return [place.stop for _, place, _, _ in self._layers()]
 
     def _heads(self, name: str) -> NDArray[Any]:
         return self.native.array(name).reshape(self.labels, -1)
@@ -190,6 +231,7 @@ class HedgeDense:
             if "weights/heads" in state:
                 self._heads("heads_squares")[:] = state["optimizer/heads_squares"]
             self.native.steps = int(state["optimizer/step"][0])
+            self.variance_steps = int(state.get(VARIANCE_STEP, state["optimizer/step"])[0])
         for prefix, array in targets.items():
             flat = self.native.array(array)
             for name, place, shape, real in self._layers():
@@ -299,9 +341,7 @@ class HedgeLane:
 
     def merge(self, other: Lane) -> None:
         """Add another lane's sums and zero them. Raises TypeError for a lane of another kind of model."""
-        if not isinstance(other, HedgeLane):
-            raise TypeError("lanes of different models cannot be merged")
-        self.native.add(other.native)
+        self.native.add(_own(other).native)
 
     def _labels_of(self, inputs: ModelInputs) -> Labels:
         """Return the labels. Raises ValueError without, RuntimeError if the model was built for serving."""
@@ -310,6 +350,12 @@ class HedgeLane:
         if not self.model.training:
             raise RuntimeError("this model was built for serving: build it with training=True to train")
         return inputs.labels
+
+
+def _own(lane: Lane) -> HedgeLane:
+    if not isinstance(lane, HedgeLane):
+        raise TypeError(f"expected a lane of a native model, found a {type(lane).__name__}")
+    return lane
 
 
 def _first_rows(buffers: list[F32], group: int, rows: int) -> F32:

@@ -22,7 +22,16 @@ from freshet import _native
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError, Mismatch
-from freshet.model import LABEL_MERGES, Lane, ModelInputs, Precision, State, StepResult
+from freshet.model import (
+    LABEL_MERGES,
+    VARIANCE_STEP,
+    Lane,
+    ModelInputs,
+    Precision,
+    State,
+    StepResult,
+    variance_step,
+)
 from freshet.model.custom import Inputs, Model, Shape
 from freshet.model.device import CpuPlacement, Placement
 from freshet.model.inputs import Labels
@@ -178,7 +187,8 @@ class TorchDense:
             self.network = build(_shape(spec, self.plan)).to(self.placement.device)
         self.names, self.flat = _flatten(self.network)
         self.first, self.second = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
-        self._steps = 0
+        self._steps = self.variance_steps = 0
+        self._freeze_next = False  # the next step leaves the second moment as it is
         self._threads = threading.local()
 
     def lane(self) -> TorchLane:
@@ -188,16 +198,18 @@ class TorchDense:
     def step(self, lanes: Sequence[Lane]) -> None:
         """Update once by the lanes' sums and zero them."""
         first, *others = [lane for lane in lanes if isinstance(lane, TorchLane)]
+        frozen, self._freeze_next = self._freeze_next, False
         with self.placement.running():
             for other in others:
                 first.merge(other)
             rows = first.sums.rows
             if rows > 0:
                 self._steps += 1
+                self.variance_steps += not frozen
                 self.heads.step(first.sums)
                 # Divide by at least `batch_rows`, so that a step of few rows is small: with the mean of its
                 # own rows, a single early click would weigh as much as a batch of hundreds of negatives.
-                self._adam(first.summed() / max(rows, self.spec.train.batch_rows))
+                self._adam(first.summed() / self.gradient_rows(first), frozen=frozen)
             first.clear()
             self.placement.fetch({})  # wait, as the lanes' streams are not ordered after this one
 
@@ -219,6 +231,7 @@ class TorchDense:
         if self.training:
             state |= self._named("optimizer/first", self.first) | self._named("optimizer/second", self.second)
             state["optimizer/step"] = np.array([self._steps], np.int64)
+            state |= variance_step(self._steps, self.variance_steps)
         state |= {
             name: getattr(self.heads, field).copy()
             for name, field in HEAD_STATE.items()
@@ -230,6 +243,7 @@ class TorchDense:
         """Load a state. Raises Mismatch, before any change, if an array is missing or has another shape."""
         expected = self.state()
         wanted = [n for n in expected if not (weights_only and n.startswith("optimizer/"))]
+        wanted = [n for n in wanted if n != VARIANCE_STEP]
         for name in wanted:
             if name not in state or state[name].shape != expected[name].shape:
                 found = state[name].shape if name in state else "nothing"
@@ -253,6 +267,7 @@ class TorchDense:
                 setattr(self.heads, attribute, np.array(state[name], np.float64))
         if "optimizer/step" in wanted:
             self._steps = int(state["optimizer/step"][0])
+            self.variance_steps = int(state.get(VARIANCE_STEP, state["optimizer/step"])[0])
 
     def finite(self) -> bool:
         """Return whether the dense state is finite."""
@@ -267,20 +282,55 @@ class TorchDense:
         """Return (L, 1) ones, as the model has no experts."""
         return np.ones((self.labels, 1), np.float32)
 
+    def moments(self) -> tuple[F32, F32]:
+        """Return views of Adam's (d,) moments; see `FreezesVariance`.
+
+        Raises ConfigError if they are in a GPU's memory.
+        """
+        if self.flat.device.type != "cpu":
+            raise ConfigError(
+                "the trainer's device",
+                "",
+                f"{self.flat.device} for train.reduce = '1bit-adam'",
+                "cpu: ranks sum momenta in host memory; on a GPU use another train.reduce, such as 'int8'",
+            )
+        return self.first.numpy(), self.second.numpy()
+
+    def gradient_rows(self, lane: Lane) -> float:
+        """Return by how many rows a step divides the lane's gradient.
+
+        Raises TypeError for a lane of another kind of model.
+        """
+        if not isinstance(lane, TorchLane):
+            raise TypeError(f"expected a lane of a torch model, found a {type(lane).__name__}")
+        return max(lane.sums.rows, float(self.spec.train.batch_rows))
+
+    def freeze_variance(self) -> None:
+        """Make the next step leave Adam's second moment as it is; see `FreezesVariance`."""
+        self._freeze_next = True
+
+    @property
+    def tensor_ends(self) -> list[int]:
+        """Where the gradient of each parameter ends; see `NamesTensors`."""
+        return [place.stop for _, place, _ in self.names]
+
     def _named(self, prefix: str, flat: torch.Tensor) -> dict[str, NDArray[Any]]:
         whole = flat.detach().cpu().numpy()
         return {f"{prefix}/{name}": whole[place].reshape(shape).copy() for name, place, shape in self.names}
 
-    def _adam(self, gradient: torch.Tensor) -> None:
+    def _adam(self, gradient: torch.Tensor, *, frozen: bool) -> None:
         """Step by Adam with bias correction (Kingma & Ba 2015, algorithm 1); the rate rises over the warm-up.
 
         Epsilon is divided by `batch_rows`, as the gradient is, so it has the same weight at all batch sizes.
         """
         model, t = self.spec.model, self._steps
         self.first.mul_(0.9).add_(gradient, alpha=0.1)
-        self.second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+        if not frozen:
+            self.second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
         rate = model.dense_lr * min(1.0, t / max(model.dense_warmup_steps, 1)) / (1 - 0.9**t)
-        root = (self.second / (1 - 0.999**t)).sqrt_().add_(1e-8 / self.spec.train.batch_rows)
+        root = (
+            (self.second / (1 - 0.999**self.variance_steps)).sqrt_().add_(1e-8 / self.spec.train.batch_rows)
+        )
         with torch.no_grad():
             self.flat.addcdiv_(self.first, root, value=-rate)
 

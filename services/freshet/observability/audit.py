@@ -236,7 +236,7 @@ class Audit:
                 ) from error
             try:
                 yield
-            except BaseException as error:
+            except BaseException as error:  # an interrupted action is recorded, too
                 self._end(handle, begun, "failed", str(error) or type(error).__name__)
                 raise
             self._end(handle, begun, "done", "")

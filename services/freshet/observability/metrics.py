@@ -202,7 +202,7 @@ class CachedGauge(Generic[T]):
             known = self._query()
         except Unavailable:
             known = self._known
-        except BaseException as error:
+        except BaseException as error:  # the next reader raises it
             known, failed = self._known, error
         with self._lock:
             self._known, self._failed, self._running = known, failed, None

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -168,7 +170,9 @@ class _Rows:
             raise BadFrame(f"lookup: expected store groups below {len(widths)}", "shape")
         if after := after_of(frame):
             self._await_pushes(after)
-        with self._server.reserve_answer(self._answer_bytes(groups, with_states=with_states)):
+        sums = 4 * sum(len(g.lists) * widths[g.group] for g in groups if g.lists is not None)
+        rows = self._answer_bytes(groups, with_states=with_states)
+        with self._server.reserve_answer(rows), self._reserve(sums):
             answer = self._lookup_rows(frame, groups, create=create, with_states=with_states)
         if keeps_keys(frame):
             self._kept.add(groups)
@@ -182,6 +186,10 @@ class _Rows:
         )
         return 4 * floats
 
+    def _reserve(self, size: int) -> AbstractContextManager[None]:
+        """Reserve bytes, if any, beside those of an answer; raises as `reserve_answer` does."""
+        return self._server.reserve_answer(size) if size else nullcontext()
+
     def _lookup_rows(
         self, frame: Frame, groups: Sequence[KeyGroup], *, create: bool, with_states: bool
     ) -> bytes:
@@ -189,6 +197,9 @@ class _Rows:
         out = {g.group: np.empty((len(g.keys), widths[g.group]), np.float32) for g in groups}
         if not with_states:
             self._rows.lookup(groups, list(out.values()), create=create)
+            for g in groups:
+                if g.lists is not None:
+                    out[g.group] = g.lists.looked_up(out[g.group])
             return rows_frame(frame.id, out, self._wires.rows, frame.codec)
         floats = self._described.states
         state_rows = {g.group: np.empty((len(g.keys), floats[g.group]), np.float32) for g in groups}
@@ -207,7 +218,10 @@ class _Rows:
             )
         except KeysForgottenError:
             return forgotten_frame(frame.id)
-        applied = self._rows.push(push)
+        widths = self._described.widths
+        spread = 4 * sum(len(g.keys) * widths[g.group] for g in push.groups if g.lists is not None)
+        with self._reserve(spread):
+            applied = self._rows.push(_with_row_gradients(push))
         with self._pushed:
             self._pushed.notify_all()
         return pushed_frame(frame.id, applied)
@@ -229,3 +243,14 @@ class _Rows:
 
     def describe(self, frame: Frame) -> bytes:
         return described_frame(frame.id, self._described)
+
+
+def _with_row_gradients(push: Push) -> Push:
+    """Return the push with a gradient of each row, summed over its occurrences in lists."""
+    if all(group.lists is None for group in push.groups):
+        return push
+    gradients = [
+        given if group.lists is None else group.lists.row_gradients(given, len(group.keys))
+        for group, given in zip(push.groups, push.gradients, strict=True)
+    ]
+    return replace(push, groups=[replace(group, lists=None) for group in push.groups], gradients=gradients)

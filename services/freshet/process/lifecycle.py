@@ -139,7 +139,7 @@ class Task:
     def _run(self) -> None:
         try:
             self._do()
-        except BaseException as error:
+        except BaseException as error:  # the caller raises it
             self._raised.append(error)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import random
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ from freshet.errors import ConfigError
 from freshet.http.addresses import Address
 
 _LISTEN = "0A"
+
+_SERVER_PORTS = range(15_000, 32_000)
+"""Below the ports that Linux and others give to clients, from 32,768 on."""
 
 
 def owner_of_port(port: int, proc: Path = Path("/proc")) -> str | None:
@@ -62,12 +66,14 @@ def _command(process: Path) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Find `count` different ports of 127.0.0.1 that are free now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for free in sockets:
-            free.bind(("127.0.0.1", 0))
-        return [int(free.getsockname()[1]) for free in sockets]
+    """Find `count` different ports of 127.0.0.1 that are free now, and that no client is given later."""
+    found: set[int] = set()
+    while len(found) < count:
+        port = random.choice(_SERVER_PORTS)  # nosec B311  # no secret
+        with socket.socket() as trial, contextlib.suppress(OSError):
+            trial.bind(("127.0.0.1", port))
+            found.add(port)
+    return list(found)
 
 
 def _listeners(port: int, proc: Path) -> Iterator[str]:

@@ -24,6 +24,7 @@ __all__ = [
     "LookupsAfter",
     "NativeRows",
     "OwnersChange",
+    "PoolsLists",
     "Push",
     "PushesAhead",
     "RowService",
@@ -164,3 +165,16 @@ class OwnersChange(Protocol):
         Pushes acknowledged before a change may be lost with the former owner's memory. After a change the
         caller must rewind to `applied` (PROTOCOL 7).
         """
+
+
+@runtime_checkable
+class PoolsLists(Protocol):
+    """A row service of shards that send sums of lists in place of their rows. Optional.
+
+    For a group with `lists`, `out` of a lookup and the gradients of a push are (R + K, S), as `PooledLists`
+    says; optimiser states cannot be looked up with it. A push steps each row by the sum of its own gradient
+    and those of its occurrences in lists.
+    """
+
+    def pooling_shards(self) -> int:
+        """Return the number of shards, each of which may send a sum for each list; cheap."""

@@ -7,7 +7,6 @@ authority; it then shows its certificate and requires none. The server's side is
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError
+from freshet.file_stamp import file_stamp
 from freshet.http.tls import CertificateFiles, Pems
 from freshet.rpc.pieces import MAX_PIECES
 
@@ -65,7 +65,7 @@ class PeerTokens:
         """Read the file. Raises ConfigError if it cannot be read or holds no token."""
         self._path, self._clock = path, clock
         self._lock = threading.Lock()
-        self._stamp = self._file_stamp()
+        self._stamp = file_stamp(self._path)
         self._tokens = _read_tokens(path)
         self._next_check = clock.monotonic() + TOKENS_CHECK_S
 
@@ -79,7 +79,7 @@ class PeerTokens:
             return self._tokens
 
     def _read_again(self) -> None:
-        stamp = self._file_stamp()
+        stamp = file_stamp(self._path)
         if stamp == self._stamp:
             return
         try:
@@ -89,13 +89,6 @@ class PeerTokens:
             return
         self._stamp = stamp
         log.info("tokens read again", path=self._path, tokens_known=len(self._tokens))
-
-    def _file_stamp(self) -> tuple[int, ...]:
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return ()
-        return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def _read_tokens(path: str) -> tuple[str, ...]:

@@ -76,6 +76,8 @@ class Kind(enum.IntEnum):
     RESPONSE = 11
     PIECE = 12  # of a message above the size limit: see `freshet.rpc.pieces`
     PROBE = 13  # bytes each way, by which a client measures its link → RESPONSE
+    LOOKUP_LISTS = 14  # a LOOKUP that asks for sums of lists in place of their rows
+    PUSH_LISTS = 15  # a PUSH with gradients of sums of lists
 
 
 class Part(enum.IntEnum):
@@ -111,7 +113,9 @@ class Part(enum.IntEnum):
     MOMENT_OF = 29  # (B,) u32: index into MOMENTS for each bucket of a store group, if M > 1
     SPAN = 30  # (3,) u64: upper and lower half of the trace id, and the span id of the request
     COUNTS = 31  # (U,) u16: number of consecutive gradients of each row of a store group
-    HANDLE = 32  # (16,) u8: digest of the KEYS and TABLES of an earlier lookup
+    HANDLE = 32  # (16,) u8: digest of the KEYS, TABLES and lists of an earlier lookup
+    BESIDE = 33  # (U,) bits of the KEYS whose rows travel beside sums of lists; empty: none
+    LIST_COUNTS = 34  # (K,) u16: number of POSITIONS of each list whose sum travels
 
 
 _TYPES: Mapping[int, np.dtype[Any]] = {

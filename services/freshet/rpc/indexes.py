@@ -4,6 +4,7 @@
 |---|---|
 | TABLES | u8: bits of a table's id (0, 1, 2, 4 or 8), then the ids, the lowest bits first; 0: one id, of all rows |
 | POSITIONS | u16 with 65535 for none if there are fewer than 65,536 rows, else i32 with -1 |
+| BESIDE | a bit for each key, the lowest first: 1: its row travels beside sums of lists; empty: none does |
 | OWNED | a bit for each run of B / bits buckets, the lowest first: the fewest bits that can say it |
 
 Decoding checks lengths and ranges, since native code trusts decoded frames.
@@ -82,6 +83,25 @@ def read_positions(frame: Frame, group: int, rows: int) -> I32:
     if len(positions) and not -1 <= int(positions.min()) <= int(positions.max()) < rows:
         raise BadFrame(f"positions of group {group} reach beyond its {rows} rows", "shape")
     return positions
+
+
+def add_beside(sections: Sections, group: int, beside: I32, rows: int) -> None:
+    """Add the rows (R,) int32 that travel beside sums of lists, of `rows` keys, to a frame's sections."""
+    bits = np.zeros(rows if len(beside) else 0, np.bool_)
+    bits[beside] = True
+    sections[Part.BESIDE, group] = np.packbits(bits, bitorder="little")
+
+
+def read_beside(frame: Frame, group: int, rows: int) -> I32:
+    """Return the rows (R,) int32, rising, that travel beside sums of lists. Raises BadFrame if malformed."""
+    packed = frame.array(Part.BESIDE, np.uint8, group=group)
+    if not len(packed):
+        return np.empty(0, np.int32)
+    if len(packed) != -(-rows // 8):
+        raise BadFrame(
+            f"group {group}: expected a bit of each of {rows} rows, found {len(packed)} bytes", "shape"
+        )
+    return np.flatnonzero(np.unpackbits(packed, count=rows, bitorder="little")).astype(np.int32)
 
 
 def add_owned(sections: Sections, owned: Bool) -> None:

@@ -290,7 +290,7 @@ class FrameServer(GrpcServer):
         self._stop_after = self._loop.create_future()
         try:
             await self.listen()
-        except BaseException as error:
+        except BaseException as error:  # the thread that starts the server raises it
             listening.set_exception(error)
             return
         listening.set_result(None)

@@ -13,19 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.errors import Mismatch
-from freshet.model import Lane
+from freshet.model import FreezesVariance, Lane, StepResult
 from freshet.trainer.process_group import ProcessGroup
-from freshet.trainer.reducers import Reducer
+from freshet.trainer.reducers import ObservesLoss, Reducer
+from freshet.trainer.reducers.one_bit_adam import MomentumReducer
 from freshet.trainer.reducers.plain import PlainReducer
 from freshet.types import F32, F64
 
-__all__ = ["CARRY", "SUMS", "GradientSums", "SharesState"]
+__all__ = ["CARRY", "MEAN_CARRY", "SUMS", "GradientSums", "SharesState"]
 
 SUMS = "reduce/"
 """Prefix of the state of reducers and their carry, in versions and in the state that ranks send."""
 
 CARRY = "reduce/carry"
 """Name of the carry; absent while it is zero."""
+
+MEAN_CARRY = "reduce/mean_carry"
+"""Name of a carry of 1-bit Adam: a step adds it to the mean gradient, and leaves the variance as it is."""
 
 
 @runtime_checkable
@@ -49,6 +53,8 @@ class GradientSums:
 
     reducer: Reducer = field(default_factory=PlainReducer)
     carry: F32 | None = None  # (d,) result of the last flush, which the next step adds; None: zeros
+    adam: FreezesVariance | None = None  # the model, if it has one
+    carry_of_mean: bool = field(default=False, init=False)  # see MEAN_CARRY
     _owed: bool = field(default=False, init=False)  # the reducer may hold residuals
 
     @property
@@ -56,11 +62,14 @@ class GradientSums:
         """Whether a step may deliver less than the whole sum, so that not every step is a flush point."""
         return not isinstance(self.reducer, PlainReducer)
 
-    def reduce(self, group: ProcessGroup | None, lanes: Sequence[Lane]) -> Sequence[Lane]:
+    def reduce(
+        self, group: ProcessGroup | None, lanes: Sequence[Lane], results: Sequence[StepResult] = ()
+    ) -> Sequence[Lane]:
         """Sum the gradients of lanes and ranks; returns the lanes that hold the sums for the step.
 
         A rank that steps alone (`group` None) keeps its lanes, which the step itself sums, unless there is a
-        carry. The step must have a weighted row: a model drops the sums of a step without one.
+        carry. The step must have a weighted row: a model drops the sums of a step without one. `results` are
+        those of this rank's batches, whose losses some reducers follow.
 
         Raises:
             RankLost: a rank did not answer; the sums are void.
@@ -78,8 +87,8 @@ class GradientSums:
             large = [cast(F32, buffer) for buffer in buffers if buffer.dtype == np.float32]
             gradient = large[0] if len(large) == 1 else _joined(large)
             if group is not None and self.lossy:
-                self._reduce_lossy(group, buffers, gradient)
-            self._add_carry(gradient)
+                self._reduce_lossy(group, first, buffers, gradient, results)
+            self._add_carry(gradient, first)
             if len(large) > 1:
                 _split(gradient, large)
         return [first]
@@ -94,11 +103,13 @@ class GradientSums:
         flushed = self.reducer.flush(group)
         total = flushed if self.carry is None else self.carry + flushed
         self.carry = total if total.any() else None
+        self.carry_of_mean = isinstance(self.reducer, MomentumReducer)
         self._owed = False
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the carry unless it is zero, and the reducer's own state. At a flush point only."""
-        state: dict[str, NDArray[Any]] = {} if self.carry is None else {CARRY: self.carry.copy()}
+        name = MEAN_CARRY if self.carry_of_mean else CARRY
+        state: dict[str, NDArray[Any]] = {} if self.carry is None else {name: self.carry.copy()}
         if isinstance(self.reducer, SharesState):
             state |= {self._prefix + name: array for name, array in self.reducer.state().items()}
         return state
@@ -108,7 +119,8 @@ class GradientSums:
 
         Without arrays of this reducer, as in a version of another one, its own state stays as it is.
         """
-        self.carry, self._owed = state.get(CARRY), False
+        self.carry_of_mean = MEAN_CARRY in state
+        self.carry, self._owed = state.get(MEAN_CARRY if self.carry_of_mean else CARRY), False
         self.reducer.reset()
         own = {
             name.removeprefix(self._prefix): a for name, a in state.items() if name.startswith(self._prefix)
@@ -120,15 +132,42 @@ class GradientSums:
     def _prefix(self) -> str:
         return f"{SUMS}{type(self.reducer).__name__}/"
 
-    def _reduce_lossy(self, group: ProcessGroup, buffers: Sequence[F32 | F64], gradient: F32) -> None:
+    def _reduce_lossy(
+        self,
+        group: ProcessGroup,
+        lane: Lane,
+        buffers: Sequence[F32 | F64],
+        gradient: F32,
+        results: Sequence[StepResult],
+    ) -> None:
         small = [buffer for buffer in buffers if buffer.dtype != np.float32]
+        loss = _loss_and_rows(results)
+        if isinstance(self.reducer, ObservesLoss):
+            small.append(loss)
         if small:
             group.reduce(small)
-        if len(gradient):
-            self._owed = True
+        if not len(gradient):
+            return
+        self._owed = True
+        if isinstance(self.reducer, MomentumReducer):
+            rows = self._rows(lane)
+            gradient /= rows
             self.reducer.reduce(group, gradient)
+            gradient *= rows  # by which the model divides
+        else:
+            self.reducer.reduce(group, gradient)
+        if isinstance(self.reducer, ObservesLoss) and loss[1] > 0:
+            self.reducer.observe(float(loss[0] / loss[1]))
 
-    def _add_carry(self, gradient: F32) -> None:
+    def _rows(self, lane: Lane) -> np.float32:
+        """Return by how many rows the model divides a lane's gradient, once sums are those of all ranks."""
+        if self.adam is None:
+            raise Mismatch(
+                "the version's carry is one of 1bit-adam, and this model has no Adam that it knows"
+            )
+        return np.float32(self.adam.gradient_rows(lane))
+
+    def _add_carry(self, gradient: F32, lane: Lane) -> None:
         if self.carry is None:
             return
         if self.carry.shape != gradient.shape:
@@ -136,8 +175,19 @@ class GradientSums:
                 f"the version's carry has shape {self.carry.shape}, a gradient of this spec has"
                 f" {gradient.shape}: it was written by another spec"
             )
-        gradient += self.carry
+        if self.carry_of_mean:
+            gradient += self.carry * self._rows(lane)
+            assert self.adam is not None
+            self.adam.freeze_variance()
+        else:
+            gradient += self.carry
         self.carry = None
+
+
+def _loss_and_rows(results: Sequence[StepResult]) -> F64:
+    """Return the loss, a mean over experts, and the weighted rows, both summed over labels and batches."""
+    losses = sum(float(result.expert_losses.sum(axis=0).mean()) for result in results)
+    return np.array([losses, sum(float(result.rows.sum()) for result in results)], np.float64)
 
 
 def _joined(parts: Sequence[F32]) -> F32:

@@ -151,7 +151,7 @@ class Lanes:
                 self._push_gradients(index, lane)
         except OtherLaneFailed:
             pass  # `_error` holds the cause
-        except BaseException as error:
+        except BaseException as error:  # `run` raises the first one
             self._error = self._error or error
             self._abort()
         finally:
@@ -261,7 +261,7 @@ class Lanes:
         self._splitting = None
         if self._agreed.steps:
             lanes = [lane.lane for lane in self._lanes if lane.lane is not None]
-            self._summed = self.coordinator.reduce(lanes)
+            self._summed = self.coordinator.reduce(lanes, [result for _, result in self._counted])
             self.step += 1
             if self._split is not None:
                 self._split.begin_step(self._summed)

@@ -15,7 +15,7 @@ import numpy as np
 
 from freshet.batches.stream import TrainBatch, TrainRun
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.model import Lane
+from freshet.model import Lane, StepResult
 from freshet.trainer.gradient_sums import GradientSums
 from freshet.trainer.process_group import ProcessGroup, Proposal, ProposedBatch, RankLost, vector_checksum
 from freshet.types import I64, OffsetRange
@@ -251,7 +251,7 @@ class StepCoordinator:
         verdicts = self.ledger.decide_runs([None if run is None else run.batches.ranges for run in runs])
         return AgreedRuns(verdicts, any(lane[:1] not in ([], [BatchVerdict.RETURN]) for lane in verdicts))
 
-    def reduce(self, lanes: Sequence[Lane]) -> Sequence[Lane]:
+    def reduce(self, lanes: Sequence[Lane], results: Sequence[StepResult] = ()) -> Sequence[Lane]:
         """Sum the gradients; returns the lanes that hold the sums for the step.
 
         See `GradientSums.reduce`. Every rank makes the same step, unless each steps alone.
@@ -260,7 +260,7 @@ class StepCoordinator:
         """
         alone = self.group.size == 1 or self.average_every
         try:
-            return self.sums.reduce(None if alone else self.group, lanes)
+            return self.sums.reduce(None if alone else self.group, lanes, results)
         except RankLost:
             self.ledger.applied = dict(self._before)
             raise

@@ -6,14 +6,14 @@ A row is a few scalars (weights of linear parts, a count), then a vector. C scal
 |---|---|---|---|
 | `fp32` | 4 (C + V) | as they are | both |
 | `bf16`, `fp16` | 2 (C + V) | nearest, ties to even | both |
-| `int8`, `int4` | 2 C + 4 + V, or V / 2 | code × scale; zero is exact; unbiased with a seed | gradients |
+| `int8`, `int4` | 2 C + 2 + V, or V / 2 | code × scale; zero is exact; unbiased with a seed | gradients |
 | `uint8`, `uint4` | 2 C + 4 + V, or V / 2 | low + code × step, nearest | rows |
 
 In integers each row's vector has a scale of its own; scalars travel beside it as bf16, as their sizes differ
 from the vector's. A gradient is rounded stochastically (QSGD, Alistarh et al., 1610.02132): its expectation
 is the value, so no residual has to be kept for each key. A row is a state, not a sum: its nearest code is
-best, and an asymmetric range uses all codes. Scales are float32, low and step are bf16, which has the same
-exponents: no vector vanishes for being small. Rows that integers make no shorter travel as bf16
+best, and an asymmetric range uses all codes. Scale, low and step are bf16, which has the exponents of
+float32: no vector vanishes for being small. Rows that integers make no shorter travel as bf16
 (`format_for`). The native core encodes and decodes; tests hold it to numpy to the bit.
 
 Letters: N rows, S floats of a row.
@@ -61,8 +61,8 @@ _BITS = {
     RowCodec.UINT4: 4,
 }
 
-HEAD_BYTES = 4
-"""Scale, or low and step, of a vector in an integer codec."""
+SCALE_BYTES, RANGE_BYTES = 2, 4
+"""Bytes before the codes of a vector: its scale, or low and step."""
 
 ASYMMETRIC = (RowCodec.UINT8, RowCodec.UINT4)
 
@@ -96,7 +96,8 @@ class RowFormat:
         if self.codec.bits > 8:
             return self.width
         vector = self.width - self.scalars
-        return 2 * self.scalars + HEAD_BYTES + (vector if self.codec.bits == 8 else (vector + 1) // 2)
+        head = RANGE_BYTES if self.codec in ASYMMETRIC else SCALE_BYTES
+        return 2 * self.scalars + head + (vector if self.codec.bits == 8 else (vector + 1) // 2)
 
     @property
     def row_bytes(self) -> int:

@@ -216,6 +216,11 @@ void bind_model(nb::module_& m) {
       .def_prop_rw(
           "steps", [](const HedgeModel& self) { return self.state.step; },
           [](HedgeModel& self, int64_t n) { self.state.step = n; })
+      .def_prop_rw(
+          "variance_steps", [](const HedgeModel& self) { return self.state.variance_step; },
+          [](HedgeModel& self, int64_t n) { self.state.variance_step = n; }, "Steps that moved Adam's second moment.")
+      .def("freeze_variance", &HedgeModel::freeze_variance,
+           "The next step, and no other, leaves Adam's second moment as it is.")
       .def_prop_ro("kernels", [](const HedgeModel& self) { return self.kernels.name; });
 
   m.def(

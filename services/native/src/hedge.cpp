@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
+#include <utility>
 
 #include "freshet/optim.hpp"
 #include "hedge_start.hpp"
@@ -183,8 +184,10 @@ void HedgeModel::begin_step(const std::vector<HedgeLane*>& lanes) {
   for (size_t i = 1; i < lanes.size(); ++i)
     for (size_t j = 0; j < all.all.size(); ++j) all.all[j] += lanes[i]->sums.all[j];
   rows_ = all.rows();
+  frozen_ = std::exchange(freeze_next_, false);
   if (rows_ > 0.0) {
     state.step += 1;
+    if (!frozen_) state.variance_step += 1;
     for (int l = 0; l < labels(); ++l) step_label(l, all);
     for (size_t d = 0; d < plan_.input.dense.size(); ++d) {  // Chan et al. 1979: merge counts, means and squares
       double* seen = &state.dense[3 * d];
@@ -211,8 +214,8 @@ void HedgeModel::step_part(const std::vector<HedgeLane*>& lanes, int part, int p
   // as the hundreds of negatives that come together: predictions of several times the truth were seen. Adam's epsilon
   // is divided as a row's gradient is: a step of few rows would be the smaller the larger batches may be.
   const double over = rows_ > 0.0 ? std::max(rows_, static_cast<double>(plan_.batch_rows)) : 0.0;
-  mlp.step(gradients, over, state.step, plan_.dense_rate * warm, part, parts,
-           1e-8 / static_cast<double>(std::max<int64_t>(plan_.batch_rows, 1)));
+  const double epsilon = 1e-8 / static_cast<double>(std::max<int64_t>(plan_.batch_rows, 1));
+  mlp.step(gradients, over, {state.step, state.variance_step, frozen_, plan_.dense_rate * warm, epsilon}, part, parts);
 }
 
 void HedgeModel::step(const std::vector<HedgeLane*>& lanes) {

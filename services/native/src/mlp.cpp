@@ -64,17 +64,17 @@ MlpView Mlp::view(float* gradients) const {
   return view;
 }
 
-void Mlp::step(const std::vector<float*>& gradients, double rows, int64_t step, double rate, int part, int parts,
-               double epsilon) {
-  const double t = static_cast<double>(step);
-  const double c1 = 1.0 - std::pow(0.9, t), c2 = 1.0 - std::pow(0.999, t);
+void Mlp::step(const std::vector<float*>& gradients, double rows, const AdamStep& adam, int part, int parts) {
+  const double c1 = 1.0 - std::pow(0.9, static_cast<double>(adam.steps));
+  const double c2 = 1.0 - std::pow(0.999, static_cast<double>(std::max<int64_t>(adam.variance_steps, 1)));
   std::vector<float*> of_range(gradients.size());
   const auto range = [&](int64_t at, int64_t n) {  // a multiple of 16
     for (size_t i = 0; i < gradients.size(); ++i) of_range[i] = gradients[i] + at;
     if (rows > 0.0)
       kernels_.adam(weights_.data() + at, first_.data() + at, second_.data() + at, of_range.data(),
-                    static_cast<int>(of_range.size()), n, static_cast<float>(1.0 / rows), static_cast<float>(rate / c1),
-                    static_cast<float>(1.0 / std::sqrt(c2)), static_cast<float>(epsilon));
+                    static_cast<int>(of_range.size()), n, static_cast<float>(1.0 / rows),
+                    static_cast<float>(adam.rate / c1), static_cast<float>(1.0 / std::sqrt(c2)),
+                    static_cast<float>(adam.epsilon), adam.freezes_variance ? 1.0f : 0.999f);
     else
       for (float* g : of_range) std::fill_n(g, n, 0.0f);
   };

@@ -35,7 +35,7 @@ FRESHET_INLINE uint16_t head_above(float x) {
   return static_cast<uint16_t>((bits >> 16) + ((bits & 0xffffu) != 0));
 }
 
-constexpr size_t kHeadBytes = 4;
+constexpr size_t kScaleBytes = 2, kRangeBytes = 4;  // heads: a scale; low and step
 
 FRESHET_INLINE size_t codes_bytes(size_t width, int bits) { return bits == 8 ? width : (width + 1) / 2; }
 
@@ -117,7 +117,7 @@ void unpack_fp16(const uint16_t* packed, size_t n, float* out) {
 
 size_t packed_bytes(const RowFormat& format) {
   if (format.bits != 8 && format.bits != 4) throw std::invalid_argument("integers of rows have 8 or 4 bits");
-  return 2 * format.scalars + kHeadBytes + codes_bytes(format.vector, format.bits);
+  return 2 * format.scalars + (format.asymmetric ? kRangeBytes : kScaleBytes) + codes_bytes(format.vector, format.bits);
 }
 
 void pack_rows(const float* values, size_t rows, const RowFormat& format, uint64_t seed, uint8_t* out) {

@@ -24,7 +24,7 @@ std::vector<float> stepped(Mode mode, int parts) {
       two.gradients.data()[i] = static_cast<float>((i * 5 + step) % 13) - 6.0f;
     }
     for (int part = parts - 1; part >= 0; --part)
-      mlp.step({one.gradients.data(), two.gradients.data()}, 20.0, step, 1e-3, part, parts);
+      mlp.step({one.gradients.data(), two.gradients.data()}, 20.0, {step, step}, part, parts);
   }
   std::vector<float> all(mlp.weights().begin(), mlp.weights().end());
   all.insert(all.end(), mlp.second_moment().begin(), mlp.second_moment().end());

@@ -27,7 +27,9 @@ from freshet.trainer.membership import Membership, Quorum
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.quality import Quality
 from freshet.trainer.reducers import Reducer
+from freshet.trainer.reducers.dct import SHARE, Dct
 from freshet.trainer.reducers.group_codecs import IntegerCodec, SignCodec
+from freshet.trainer.reducers.levels import AdaptiveLevels
 from freshet.trainer.reducers.plain import PlainReducer
 from freshet.trainer.reducers.two_phase import TwoPhase
 from freshet.trainer.service import TrainingLoop
@@ -260,6 +262,8 @@ def modes() -> dict[str, tuple[dict[str, Any], Callable[[], Reducer]]]:
         "plain": ({"mode": "hybrid"}, PlainReducer),
         "half": ({"mode": "hybrid"}, HalfReducer),
         "int8": ({"mode": "hybrid"}, lambda: TwoPhase(IntegerCodec(8), 2)),
+        "adaquantfl": ({"mode": "hybrid"}, lambda: AdaptiveLevels(2)),
+        "dct": ({"mode": "hybrid"}, lambda: Dct([2], SHARE)),
         "sign": ({"mode": "hybrid"}, lambda: TwoPhase(SignCodec(), 2)),
         "async": ({"mode": "async", "average_every": 3}, PlainReducer),
     }
@@ -296,6 +300,9 @@ def test_lost_ranks_lose_no_sample(kind: str, seed: int) -> None:
     assert world.rows.sums.tolist() == whole
     for rank in ranks:
         assert_complete(dense_of(rank.state), rank.state.ledger.applied)
+        if isinstance(followed := rank.state.sums.reducer, AdaptiveLevels):
+            assert followed.losses > 0
+            assert followed.running == pytest.approx(np.log(2)), "the ledger's loss of every sample"
     assert len({str(dense_of(rank.state)) for rank in ranks}) == 1, "equal to the bit"
     assert len(world.ranks) > RANKS + 1, "several ranks were killed"
     assert sum(rank.loop.lost for rank in ranks) > 0

@@ -118,5 +118,8 @@ def test_a_port_of_another_user_is_taken_too(tmp_path: Path) -> None:
     assert owner_of_port(7001, tmp_path) is None
 
 
-def test_free_ports_are_different_ones() -> None:
-    assert len(set(free_ports(20))) == 20
+def test_free_ports_are_different_ones_that_no_client_is_given() -> None:
+    found = free_ports(20)
+
+    assert len(set(found)) == 20
+    assert max(found) < 32_768

@@ -1,43 +1,41 @@
-"""Every name that `train.reduce` may have is a reducer for the model's gradient."""
+"""1-bit Adam is refused for models without Adam, before they train and where only the model shows it."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from freshet.config.spec.model import Train
-from freshet.model.hedge import HedgeDense
-from freshet.trainer.gradient_sums import GradientSums
+from freshet.config.spec.rules import check_rules
+from freshet.errors import ConfigError
+from freshet.model import build_model
 from freshet.trainer.reducers.build import build_reducer
-from freshet.trainer.reducers.plain import PlainReducer
-from tests.fixtures.local_ranks import Member, Together, results_of
-from tests.fixtures.specs import make_batch, make_spec
-
-SPEC = make_spec(ids=2, dims=(8,), deep=(16,))
-NAMES = next(f for f in fields(Train) if f.name == "reduce").metadata["form"].words
+from tests.fixtures.specs import make_spec
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_reducer_sums_the_gradient_of_the_model(name: Any) -> None:
-    spec = replace(SPEC, train=replace(SPEC.train, reduce=name))
-    models = [HedgeDense(spec, training=True, precision="fp32") for _ in range(2)]
-    sums = [GradientSums(build_reducer(spec, model)) for model in models]
-    lanes = [model.lane() for model in models]
-    for i, lane in enumerate(lanes):
-        lane.forward_backward(make_batch(spec, 64, np.random.default_rng(i)))
-    exact = sum(lane.reduce_buffers()[0].astype(np.float64) for lane in lanes)
-    together = Together(2)
+def spec_of(**model: Any) -> Any:
+    spec = make_spec(ids=2, dims=(8,), **model)
+    train = replace(spec.train, reduce="1bit-adam")
+    return replace(spec, train=train, serve=replace(spec.serve, score="y0"))
 
-    def work(i: int) -> Any:
-        group = Member(together, i, 2)
-        sums[i].reduce(group, [lanes[i]])
-        sums[i].flush(group)
 
-    results_of(lambda: work(0), lambda: work(1))
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [({"kind": "linear"}, "'linear' has none"), ({"experts": ("wide", "fm")}, "without the expert deep has")],
+)
+def test_spec_without_adam_is_refused(model: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=named) as refused:
+        check_rules(spec_of(**model), "spec")
+    assert "train.reduce" in str(refused.value)
+    assert "int8" in str(refused.value)
+    check_rules(replace(spec_of(**model), train=make_spec().train), "spec")
 
-    assert sums[0].lossy == (name != "fp32")
-    for lane, of in zip(lanes, sums, strict=True):
-        whole = lane.reduce_buffers()[0] + (0 if of.carry is None else of.carry)
-        np.testing.assert_allclose(whole, exact, rtol=0, atol=1e-5 * np.abs(exact).max())
-    assert isinstance(sums[0].reducer, PlainReducer) == (name == "fp32")
+
+@pytest.mark.parametrize("kind", ["hedge", "mlp", "deepfm", "module:Own"])
+def test_spec_of_a_model_that_may_have_adam_is_not_refused(kind: str) -> None:
+    check_rules(spec_of(kind=kind), "spec")
+
+
+def test_model_without_adam_is_refused() -> None:
+    spec = spec_of(kind="linear")
+    with pytest.raises(ConfigError, match="sums Adam's momenta"):
+        build_reducer(spec, build_model(spec, training=True))

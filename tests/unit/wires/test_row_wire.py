@@ -76,5 +76,5 @@ def test_status_and_metrics_name_wire_tables_and_codec() -> None:
     assert status["push"]["user,item"]["int8"]["rows"] == 7
     found = readings(WIRE_METRICS, status)
     assert found["freshet_wire_rows"]["lookup", "user,item", "uint8"] == 50
-    assert found["freshet_wire_bytes"]["push", "user,item", "int8"] == 7 * (2 * 5 + 4 + 16)
+    assert found["freshet_wire_bytes"]["push", "user,item", "int8"] == 7 * (2 * 5 + 2 + 16)
     assert 0 < found["freshet_wire_relative_error"]["lookup", "user,item", "uint8"] < 0.01

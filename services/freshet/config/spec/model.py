@@ -163,10 +163,12 @@ class Train:
         Integer(1, 4096),
         default=16,
     )
-    reduce: Literal["fp32", "int8", "int4"] = tunable(
-        "modes hybrid and sync: how ranks sum dense gradients; fp32: every step sends them whole; int8, "
-        "int4: a step sends them rounded, and the rounding errors with later steps (error feedback)",
-        Choice(("fp32", "int8", "int4")),
+    reduce: Literal["fp32", "int8", "int4", "adaquantfl", "dct", "1bit-adam"] = tunable(
+        "modes hybrid and sync: how ranks sum dense gradients; fp32: every step sends them whole; the others "
+        "send a part in each step, and the rest with later steps (error feedback): int8, int4: rounded; "
+        "adaquantfl: rounded to more levels as the loss falls; dct: the largest twentieth; "
+        "1bit-adam: signs of the momentum, once Adam's variance is steady",
+        Choice(("fp32", "int8", "int4", "adaquantfl", "dct", "1bit-adam")),
         default="fp32",
     )
     lanes: int | None = deployment(

@@ -246,6 +246,13 @@ class _Rules(Requirements):
             behind is None or behind >= train.batch_rows, "train.batch.behind", behind,
             f"at least batch.rows, {train.batch_rows}", "behind: rows a lane takes when it is behind",
         )  # fmt: skip
+        model = self.spec.model
+        without = {"linear": True, "hedge": "deep" not in model.experts}
+        named = f"model.kind {model.kind!r}" + (" without the expert deep" if model.kind == "hedge" else "")
+        self.require(
+            train.reduce != "1bit-adam" or not without.get(model.kind), "train.reduce", train.reduce,
+            "fp32, int8, int4, adaquantfl or dct", f"it sums Adam's momenta, and {named} has none",
+        )  # fmt: skip
         names = [f.name for f in self.spec.features if f.kind in SINGLE]
         for i, name in enumerate(train.segments):
             key = f"train.segments[{i}]"

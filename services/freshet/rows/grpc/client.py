@@ -39,9 +39,10 @@ from freshet.rpc.frames import BadFrame, Frame
 from freshet.rpc.link import Link, LinkCounts, Metadata
 from freshet.rpc.probe import LinkMonitor, codecs_of
 from freshet.tables.changes import KnownPushes
+from freshet.tables.plan import ListsOfShard, lists_of_shard
 from freshet.types import F32, I64, U8, U64, Bool, OffsetRange
 from freshet.wires.link_codecs import EXACT, CodecChoice, LinkCodecs
-from freshet.wires.row_wire import RowWires
+from freshet.wires.row_wire import RowWire, RowWires
 
 SERVICE = "Rows"
 
@@ -87,7 +88,7 @@ class ShardLink(Link):
 
 
 class RemoteRows:
-    """Client of remote shards: RowService, PushesAhead and OwnersChange. Thread-safe."""
+    """Client of remote shards: RowService, PushesAhead, OwnersChange and PoolsLists. Thread-safe."""
 
     def __init__(
         self,
@@ -192,7 +193,7 @@ class RemoteRows:
             raise Unavailable("owners of buckets are changing; try again")
         return {partition: sorted(offsets) for partition, offsets in sorted(merged.items())}
 
-    # --- PushesAhead, OwnersChange
+    # --- PushesAhead, OwnersChange, PoolsLists
 
     def push_soon(self, push: Push) -> Future[bool]:
         """Send a push to every shard; see `PushesAhead`."""
@@ -211,6 +212,10 @@ class RemoteRows:
     def ownership(self) -> int:
         """Return a number that rises with every change of owners."""
         return self._owners().number
+
+    def pooling_shards(self) -> int:
+        """Return the number of shards that own buckets."""
+        return len(self._owners().addresses)
 
     # --- connections
 
@@ -269,14 +274,14 @@ class RemoteRows:
 
     def _send_push(self, link: ShardLink, push: Push, owners: Owners, shard: int) -> Future[Frame]:
         groups = [
-            PushedGroup.of(g.group, *_keys_of(g, places), gradients if places is None else gradients[places])
+            _pushed_part(g, gradients, _places_of(g, owners, shard))
             for g, gradients in zip(push.groups, push.gradients, strict=True)
-            for places in [_places_of(g, owners, shard)]
         ]
         groups = [group for group in groups if len(group.keys)]
         known = None
         if groups and link.codecs.saves_bytes:
-            handle = handle_of([(g.group, g.keys, g.tables) for g in groups])
+            lists = {g.group: g.lists for g in groups if g.lists is not None}
+            handle = handle_of([(g.group, g.keys, g.tables) for g in groups], lists)
             known = handle if link.handles.has(handle) else None
         codec, owned = link.codecs.gradients, owners.of_bucket == shard
         link.codecs.count_gradients(sum(group.gradients.nbytes for group in groups))
@@ -293,12 +298,21 @@ class RemoteRows:
         after: Sequence[OffsetRange] = (),
     ) -> None:
         owners, span, with_states = self._owners(), current(), states is not None
+        if with_states and any(g.lists is not None for g in groups):
+            raise ValueError("optimiser states cannot be looked up with sums of lists")
         _check_owned(groups, owners)
         sent = []
         for shard, link in enumerate(self._links_of(owners)):
             places = {g.group: _places_of(g, owners, shard) for g in groups}
             keys = [(g.group, *_keys_of(g, places[g.group])) for g in groups]
             wanted = [part for part in keys if len(part[1])]
+            there = {group for group, *_ in wanted}
+            pooled = {
+                g.group: lists_of_shard(g.lists, places[g.group], len(g.keys))
+                for g in groups
+                if g.lists is not None and g.group in there
+            }
+            lists = {group: of.lists for group, of in pooled.items()}
             if wanted:
                 keep = create and link.codecs.saves_bytes
                 encode = partial(
@@ -310,28 +324,35 @@ class RemoteRows:
                     keep=keep,
                     after=after,
                     span=span,
+                    lists=lists,
                 )
                 future = link.ask("Lookup", encode)
-                handle = handle_of(wanted) if keep else None  # while the shard works
-                sent.append((shard, link, {group: places[group] for group, *_ in wanted}, future, handle))
+                handle = handle_of(wanted, lists) if keep else None  # while the shard works
+                parts = {group: pooled.get(group, places[group]) for group, *_ in wanted}
+                sent.append((shard, link, parts, future, handle))
         deadline = time.monotonic() + self._attempt_s
         rows_of = {g.group: rows for g, rows in zip(groups, out, strict=True)}
         floats_of = {g.group: s for g, s in zip(groups, states.floats, strict=True)} if states else {}
+        for g in groups:
+            if g.lists is not None:
+                rows_of[g.group][len(g.lists.rows) :] = 0  # sums of all shards are added up
         known = []
-        for shard, link, places, future, handle in sent:
+        for shard, link, parts, future, handle in sent:
             frame = self._answer(link, "Lookup", future, deadline)
             if handle is not None:
                 link.handles.add(handle)
-            for group, of in places.items():
+            for group, of in parts.items():
                 rows = rows_of[group]
+                if isinstance(of, ListsOfShard):
+                    link.codecs.count_rows(4 * rows.shape[1] * len(of.lists))
+                    _add_sums(frame, group, of, rows, self.wires.rows)
+                    continue
                 link.codecs.count_rows(4 * rows.shape[1] * (len(rows) if of is None else len(of)))
-                _scatter(frame, group, of, rows_of[group], partial(rows_into, wire=self.wires.rows))
+                _scatter(frame, group, of, rows, partial(rows_into, wire=self.wires.rows))
                 if states is not None:
                     _scatter(frame, group, of, floats_of[group], states_into)
             if states is not None:
-                known.append(
-                    (owners.of_bucket == shard, known_of(frame, list(places), len(owners.of_bucket)))
-                )
+                known.append((owners.of_bucket == shard, known_of(frame, list(parts), len(owners.of_bucket))))
         if states is not None:
             states.known = _merged(list(rows_of), known)
 
@@ -416,6 +437,16 @@ def _keys_of(group: KeyGroup, places: I64 | None) -> tuple[U64, U8]:
     return (group.keys, group.tables) if places is None else (group.keys[places], group.tables[places])
 
 
+def _pushed_part(group: KeyGroup, gradients: F32, places: I64 | None) -> PushedGroup:
+    """Return a shard's part of a group's gradients, (G, S) float32, or with lists (R + K, S)."""
+    keys, tables = _keys_of(group, places)
+    if group.lists is None:
+        return PushedGroup.of(group.group, keys, tables, gradients if places is None else gradients[places])
+    part = lists_of_shard(group.lists, places, len(group.keys))
+    chosen = np.concatenate([part.row_places, part.sum_places])
+    return PushedGroup(group.group, keys, tables, gradients[chosen], lists=part.lists)
+
+
 def _merged(groups: Sequence[int], parts: Sequence[tuple[Bool, KnownPushes]]) -> KnownPushes:
     """Merge the known pushes of several shards' answers. Raises BadFrame if their partitions differ."""
     if len({known.offsets.shape[1] for _, known in parts}) > 1:
@@ -437,6 +468,15 @@ def _scatter(
     rows = np.empty((len(places), out.shape[1]), np.float32)
     into(frame, {group: rows})
     out[places] = rows
+
+
+def _add_sums(frame: Frame, group: int, part: ListsOfShard, out: F32, wire: RowWire) -> None:
+    """Write a shard's rows into `out`, (R + K, S) float32, and add its sums of lists to the others'."""
+    values = np.empty((len(part.lists), out.shape[1]), np.float32)
+    rows_into(frame, {group: values}, wire)
+    beside = len(part.row_places)
+    out[part.row_places] = values[:beside]
+    out[part.sum_places] += values[beside:]
 
 
 def _check_owned(groups: Sequence[KeyGroup], owners: Owners) -> None:

@@ -6,21 +6,25 @@
 states; flag 4: keep the keys for a push; RANGES, if any: answer once these pushes are applied | ROWS: VALUES
 of each group; with flag 2 STATES of groups that have any, MOMENTS and, if there are several, MOMENT_OF of
 each group (the pushes that its rows contain) |
+| | LOOKUP_LISTS: a LOOKUP without flag 2; groups with lists have BESIDE, LIST_COUNTS, POSITIONS | ROWS: of
+these groups VALUES are the rows of BESIDE, then the sum of each list |
 | `Push` (stream) | PUSH: RANGES, NUMBERS (fence, clock in ms), OWNED (buckets that the sender assumes the
 receiver to own), of each group with rows KEYS, TABLES, VALUES and, if rows have several gradients, COUNTS;
 HANDLE instead of KEYS and TABLES: those of a lookup with flag 4 | PUSHED: flag 1: applied, 0: applied before;
 flag 2: nothing was done, as the keys of HANDLE are not kept; they must be sent |
+| | PUSH_LISTS: a PUSH; without HANDLE groups with lists have BESIDE, LIST_COUNTS and POSITIONS; VALUES as in
+the answer to LOOKUP_LISTS, and no COUNTS | PUSHED |
 | `Applied` | REQUEST | `RESPONSE`: APPLIED (each distinct offset of a partition), NUMBERS (owned buckets) |
 | `Describe` | REQUEST | `RESPONSE`: TEXT (JSON) |
 
 U unique keys of a group, S floats of a row, T floats of its optimiser state, B buckets of the model,
-M moments at which buckets were read, P partitions, G gradients of a group.
+M moments at which buckets were read, P partitions, G gradients of a group, R rows beside its K lists.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,9 +35,19 @@ from freshet.errors import Corrupt
 from freshet.observability.tracing import Context
 from freshet.rows.grpc.handles import HANDLE_BYTES, KeysForgottenError
 from freshet.rows.service import KeyGroup, Push
-from freshet.rpc.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, read_values
-from freshet.rpc.indexes import add_owned, add_tables, read_owned, read_tables
+from freshet.rpc.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, read_values, rows_in
+from freshet.rpc.indexes import (
+    add_beside,
+    add_owned,
+    add_positions,
+    add_tables,
+    read_beside,
+    read_owned,
+    read_positions,
+    read_tables,
+)
 from freshet.tables.changes import KnownPushes
+from freshet.tables.plan import PooledLists
 from freshet.types import F32, I64, U8, U32, U64, Bool, Fence, OffsetRange, TimeMs, bucket_of
 from freshet.wires.codecs import RowCodec
 from freshet.wires.row_wire import RowWire
@@ -68,8 +82,9 @@ class PushedGroup:
     group: int
     keys: U64  # (U,)
     tables: U8  # (U,)
-    gradients: F32  # (G, S)
+    gradients: F32  # (G, S); with lists (R + K, S)
     counts: U32 | None = None  # (U,) consecutive gradients of each key; None: one each
+    lists: PooledLists | None = None
 
     @classmethod
     def of(cls, group: int, keys: U64, tables: U8, gradients: F32) -> PushedGroup:
@@ -94,6 +109,7 @@ def lookup_frame(
     keep: bool = False,
     after: Sequence[OffsetRange] = (),
     span: Context | None = None,
+    lists: Mapping[int, PooledLists] | None = None,
 ) -> bytes:
     """Encode a lookup.
 
@@ -103,9 +119,10 @@ def lookup_frame(
         codec: encoding of the rows in the answer.
         create: create absent rows.
         states: return optimiser state, too.
-        keep: keep the keys, as a push may name them by `handle_of(groups)`.
+        keep: keep the keys, as a push may name them by `handle_of(groups, lists)`.
         after: pushes that the rows must contain.
         span: parent span, if the lookup is traced.
+        lists: of each store group whose lists are pooled; not with `states`.
     """
     sections: dict[tuple[Part, int], NDArray[Any]] = {}
     if span is not None:
@@ -115,8 +132,11 @@ def lookup_frame(
     for group, keys, tables in groups:
         sections[Part.KEYS, group] = keys
         add_tables(sections, group, tables)
+        if lists and group in lists:
+            _add_lists(sections, group, lists[group], len(keys))
     flags = (_CREATE if create else 0) | (_STATES if states else 0) | (_KEEP if keep else 0)
-    return encode_frame(Frame(Kind.LOOKUP, frame_id, codec, flags, sections))
+    kind = Kind.LOOKUP_LISTS if lists else Kind.LOOKUP
+    return encode_frame(Frame(kind, frame_id, codec, flags, sections))
 
 
 def span_of(frame: Frame) -> Context | None:
@@ -137,8 +157,11 @@ def _ranges_array(ranges: Sequence[OffsetRange]) -> I64:
 
 def lookup_of(frame: Frame, buckets: int) -> tuple[list[KeyGroup], bool, bool]:
     """Decode a lookup into (groups, create, states). Raises BadFrame if it is malformed."""
-    _expect(frame, Kind.LOOKUP)
-    return _groups_of(frame, buckets), bool(frame.flags & _CREATE), bool(frame.flags & _STATES)
+    _expect(frame, Kind.LOOKUP, Kind.LOOKUP_LISTS)
+    create, states = bool(frame.flags & _CREATE), bool(frame.flags & _STATES)
+    if states and frame.kind == Kind.LOOKUP_LISTS:
+        raise BadFrame("lookup: optimiser states cannot be looked up with sums of lists", "shape")
+    return _groups_of(frame, buckets), create, states
 
 
 def after_of(frame: Frame) -> list[OffsetRange]:
@@ -248,12 +271,15 @@ def push_frame(
         if handle is None:
             sections[Part.KEYS, group.group] = group.keys
             add_tables(sections, group.group, group.tables)
+            if group.lists is not None:
+                _add_lists(sections, group.group, group.lists, len(group.keys))
         if group.counts is not None:
             sections[Part.COUNTS, group.group] = group.counts.astype(np.uint16)
         add_values(sections, group.group, group.gradients, wire, codec)
     if push.span is not None:
         sections[Part.SPAN, 0] = _span_numbers(push.span)
-    return encode_frame(Frame(Kind.PUSH, frame_id, codec, sections=sections))
+    kind = Kind.PUSH if all(group.lists is None for group in groups) else Kind.PUSH_LISTS
+    return encode_frame(Frame(kind, frame_id, codec, sections=sections))
 
 
 def push_of(
@@ -263,7 +289,7 @@ def push_of(
     wire: RowWire,
     kept: Callable[[bytes], Sequence[KeyGroup] | None] = lambda _: None,
 ) -> Push:
-    """Decode a push.
+    """Decode a push; of a group with lists the gradients are (R + K, S).
 
     Args:
         frame: the message.
@@ -277,7 +303,7 @@ def push_of(
         KeysForgottenError: the keys of its handle are not kept.
         ValueError: a range is empty.
     """
-    _expect(frame, Kind.PUSH)
+    _expect(frame, Kind.PUSH, Kind.PUSH_LISTS)
     ranges = frame.array(Part.RANGES, np.int64, (None, 3)).tolist()
     fence, clock_ms = frame.array(Part.NUMBERS, np.int64, (2,)).tolist()
     owned = read_owned(frame, buckets)
@@ -286,7 +312,10 @@ def push_of(
         if group.group >= len(widths):
             raise BadFrame(f"push: expected a store group below {len(widths)}, found {group.group}", "shape")
         found = _repeated(frame, group)  # no more than the gradients that the frame holds
-        rows = np.empty((len(found.keys), widths[group.group]), np.float32)
+        width, values = widths[group.group], len(found.keys) if found.lists is None else len(found.lists)
+        if found.lists is not None and rows_in(frame, group.group, width, wire) != values:
+            raise BadFrame(f"push: expected {values} gradients of group {group.group}", "shape")
+        rows = np.empty((values, width), np.float32)
         read_values(frame, group.group, rows, wire)
         groups.append(found)
         gradients.append(rows)
@@ -359,17 +388,42 @@ def described_of(frame: Frame) -> Described:
         raise Corrupt(f"describe: expected a shard's description, found {frame.text()[:200]!r}") from error
 
 
-def _expect(frame: Frame, kind: Kind) -> None:
-    if frame.kind != kind:
-        raise BadFrame(f"expected a frame {kind.name}, found kind {frame.kind}", "shape")
+def _expect(frame: Frame, *kinds: Kind) -> None:
+    if frame.kind not in kinds:
+        expected = " or ".join(kind.name for kind in kinds)
+        raise BadFrame(f"expected a frame {expected}, found kind {frame.kind}", "shape")
 
 
 def _groups_of(frame: Frame, buckets: int) -> list[KeyGroup]:
     groups = []
     for group in sorted(group for part, group in frame.sections if part == Part.KEYS):
         keys = frame.array(Part.KEYS, np.uint64, group=group)
-        groups.append(key_group(group, keys, read_tables(frame, group, len(keys)), buckets))
+        found = key_group(group, keys, read_tables(frame, group, len(keys)), buckets)
+        if frame.has(Part.LIST_COUNTS, group):
+            found = replace(found, lists=_lists_of(frame, group, len(keys)))
+        groups.append(found)
     return groups
+
+
+def _add_lists(
+    sections: MutableMapping[tuple[Any, int], NDArray[Any]], group: int, lists: PooledLists, rows: int
+) -> None:
+    add_beside(sections, group, lists.rows, rows)
+    sections[Part.LIST_COUNTS, group] = lists.counts.astype(np.uint16)
+    add_positions(sections, group, lists.positions, rows)
+
+
+def _lists_of(frame: Frame, group: int, rows: int) -> PooledLists:
+    """Decode the lists of a group of `rows` keys. Raises BadFrame if they are malformed."""
+    if frame.kind not in (Kind.LOOKUP_LISTS, Kind.PUSH_LISTS):
+        raise BadFrame(f"group {group} has lists, which a frame of kind {frame.kind} cannot have", "shape")
+    counts = frame.array(Part.LIST_COUNTS, np.uint16, group=group).astype(np.uint32)
+    positions = read_positions(frame, group, rows)
+    if not counts.all() or int(counts.sum(dtype=np.uint64)) != len(positions):
+        raise BadFrame(f"group {group}: counts of lists do not fit {len(positions)} positions", "shape")
+    if len(positions) and int(positions.min()) < 0:
+        raise BadFrame(f"group {group}: an element of a list has no row", "shape")
+    return PooledLists(read_beside(frame, group, rows), positions, counts)
 
 
 def key_group(group: int, keys: U64, tables: U8, buckets: int) -> KeyGroup:
@@ -388,6 +442,8 @@ def _keys_of_push(
     found = kept(frame.array(Part.HANDLE, np.uint8, (HANDLE_BYTES,)).tobytes())
     if found is None:
         raise KeysForgottenError("keys of a push are not kept")
+    if frame.kind == Kind.PUSH and any(group.lists is not None for group in found):
+        raise BadFrame("push: its handle is of a lookup with lists, expected a frame PUSH_LISTS", "shape")
     return found
 
 
@@ -395,6 +451,8 @@ def _repeated(frame: Frame, group: KeyGroup) -> KeyGroup:
     """Repeat the keys of a group by its COUNTS, if it has any, of as many gradients as the frame has."""
     if not frame.has(Part.COUNTS, group.group):
         return group
+    if group.lists is not None:
+        raise BadFrame(f"push: group {group.group} has lists, and several gradients of a row", "shape")
     counts = frame.array(Part.COUNTS, np.uint16, (len(group.keys),), group=group.group)
     values = frame.sections.get((Part.VALUES, group.group))
     if values is None or not counts.all() or int(counts.sum(dtype=np.uint64)) != len(values):

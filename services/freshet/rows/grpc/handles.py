@@ -5,7 +5,7 @@ answered the lookup of these keys. A shard that has them no more (it restarted, 
 nothing and says so; the client then sends all pushes with their keys for a while. Links that choose their
 codecs use no handles on one host: the digests cost more there than the bytes.
 
-Letters: U keys of a group.
+Letters: U keys of a group, R rows beside its lists, K lists, N occurrences in lists.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from freshet.tables.plan import KeyGroup
+from freshet.tables.plan import KeyGroup, PooledLists
 from freshet.types import U8, U64
 
 HANDLE_BYTES = 16
@@ -33,16 +33,22 @@ PAUSE_S = 10.0
 in flight, most handles would cost a second trip."""
 
 
-def handle_of(groups: Sequence[tuple[int, U64, U8]]) -> bytes:
+def handle_of(groups: Sequence[tuple[int, U64, U8]], lists: Mapping[int, PooledLists] | None = None) -> bytes:
     """Return the handle of (store group, keys (U,) uint64, tables (U,) uint8): 16 bytes of BLAKE2b over all.
 
-    Equal handles mean equal keys, whichever client looked them up, so no push can reach the rows of another.
+    The digest covers the lists of each store group that has any, too. Equal handles mean equal keys and
+    lists, whichever client looked them up, so no push can reach the rows of another.
     """
     digest = hashlib.blake2b(digest_size=HANDLE_BYTES)
     for group, keys, tables in groups:
         digest.update(np.array([group, len(keys)], "<u8").tobytes())
         digest.update(np.ascontiguousarray(keys, "<u8").data)
         digest.update(np.ascontiguousarray(tables).data)
+    for group, of in (lists or {}).items():
+        sizes = [group, len(of.rows), len(of.counts), len(of.positions)]
+        digest.update(np.array(sizes, "<u8").tobytes())
+        for array in (of.rows, of.counts, of.positions):
+            digest.update(np.ascontiguousarray(array, "<u4").data)
     return digest.digest()
 
 
@@ -62,7 +68,8 @@ class KeptKeys:
 
     def add(self, groups: Sequence[KeyGroup]) -> None:
         """Keep the keys of a lookup as the newest, and drop the oldest beyond the bounds."""
-        handle = handle_of([(g.group, g.keys, g.tables) for g in groups])
+        lists = {g.group: g.lists for g in groups if g.lists is not None}
+        handle = handle_of([(g.group, g.keys, g.tables) for g in groups], lists)
         with self._lock:
             if handle in self._kept:
                 self._kept.move_to_end(handle)
@@ -115,4 +122,5 @@ class SentHandles:
 
 
 def _size(groups: Sequence[KeyGroup]) -> int:
-    return sum(g.keys.nbytes + g.tables.nbytes + g.bucket_starts.nbytes for g in groups)
+    keys = sum(g.keys.nbytes + g.tables.nbytes + g.bucket_starts.nbytes for g in groups)
+    return keys + sum(g.lists.nbytes for g in groups if g.lists is not None)

@@ -15,11 +15,11 @@ Letters: d floats of a gradient, n ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from freshet.types import F32, F64, U8
 
-__all__ = ["Collectives", "Reducer"]
+__all__ = ["Collectives", "ObservesLoss", "Reducer"]
 
 
 class Collectives(Protocol):
@@ -66,3 +66,11 @@ class Reducer(Protocol):
 
     def reset(self) -> None:
         """Forget residuals: the dense state goes back to one at which there were none."""
+
+
+@runtime_checkable
+class ObservesLoss(Protocol):
+    """A `Reducer` that follows the loss."""
+
+    def observe(self, loss: float) -> None:
+        """Take the mean loss of the last step over all ranks, equal on all."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from freshet.config.spec.model import Spec
-from freshet.model import DenseModel
+from freshet.errors import ConfigError
+from freshet.model import DenseModel, FreezesVariance, NamesTensors
 from freshet.trainer.reducers import Reducer
+from freshet.trainer.reducers.dct import SHARE, Dct
 from freshet.trainer.reducers.group_codecs import IntegerCodec
+from freshet.trainer.reducers.levels import AdaptiveLevels
+from freshet.trainer.reducers.one_bit_adam import MomentumReducer, OneBitAdam
 from freshet.trainer.reducers.plain import PlainReducer
 from freshet.trainer.reducers.two_phase import TwoPhase
 
@@ -15,7 +21,10 @@ __all__ = ["build_reducer"]
 
 
 def build_reducer(spec: Spec, model: DenseModel) -> Reducer:
-    """Build the reducer of `train.reduce` for the gradient of a model."""
+    """Build the reducer of `train.reduce` for the gradient of a model.
+
+    Raises ConfigError if the model's optimiser is not the one that it needs.
+    """
     match spec.train.reduce:
         case "fp32":
             return PlainReducer()
@@ -23,6 +32,31 @@ def build_reducer(spec: Spec, model: DenseModel) -> Reducer:
             return TwoPhase(IntegerCodec(8), _gradient_size(model))
         case "int4":
             return TwoPhase(IntegerCodec(4), _gradient_size(model))
+        case "adaquantfl":
+            return AdaptiveLevels(_gradient_size(model))
+        case "dct":
+            return Dct(_tensor_ends(model), SHARE)
+        case "1bit-adam":
+            return _momentum_reducer(spec, model)
+
+
+def _momentum_reducer(spec: Spec, model: DenseModel) -> MomentumReducer:
+    size = len(model.moments()[0]) if isinstance(model, FreezesVariance) else 0
+    if not isinstance(model, FreezesVariance) or not size:
+        raise ConfigError(
+            "spec",
+            "train.reduce",
+            "1bit-adam",
+            "fp32, int8, int4, adaquantfl or dct",
+            f"it sums Adam's momenta, and model.kind {spec.model.kind!r} has none",
+        )
+    return MomentumReducer(OneBitAdam(size, warmup_steps=spec.model.dense_warmup_steps), model)
+
+
+def _tensor_ends(model: DenseModel) -> Sequence[int]:
+    """Return where each tensor of the gradient ends, the last at d."""
+    ends = model.tensor_ends if isinstance(model, NamesTensors) else ()
+    return ends or [_gradient_size(model)]
 
 
 def _gradient_size(model: DenseModel) -> int:

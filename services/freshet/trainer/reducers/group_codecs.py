@@ -2,12 +2,12 @@
 
 | codec | S | bytes of a group | values |
 |---|---|---|---|
-| `IntegerCodec(8)`, `IntegerCodec(4)` | 256 | 4 + S, or S / 2 | code × scale, nearest |
+| `IntegerCodec(8)`, `IntegerCodec(4)` | 256 | 2 + S, or S / 2 | code × scale, nearest |
 | `SignCodec` | 1,024 | 4 + S / 8 | ± scale, the mean of the absolute values |
 | `LevelCodec` (`levels`) | 256 | 4 + bits × S / 8 | code × scale, stochastic |
 
-A group that is not finite decodes as NaN. A group of zeros decodes as zeros. Scales are float32 and stand
-before the codes.
+A group that is not finite decodes as NaN. A group of zeros decodes as zeros. A scale stands before the codes:
+of integers it is bf16, otherwise float32.
 
 Letters: G groups, S floats of a group.
 """
@@ -21,7 +21,8 @@ import numpy as np
 from freshet import _native
 from freshet.types import F32, U8
 
-HEAD_BYTES = 4
+HEAD_BYTES, INTEGER_HEAD_BYTES = 4, 2
+"""Bytes of a scale."""
 
 
 class GroupCodec(Protocol):
@@ -57,7 +58,7 @@ class IntegerCodec:
     @property
     def group_bytes(self) -> int:
         """Bytes of an encoded group."""
-        return HEAD_BYTES + self.group * self.bits // 8
+        return INTEGER_HEAD_BYTES + self.group * self.bits // 8
 
     def encode(self, values: F32, real: int) -> U8:
         """Encode (G, S) values as (G, group_bytes) bytes; zeros of padding change no scale."""

@@ -8,7 +8,7 @@ Ours differs from the paper in these:
 
 - The scale is the largest absolute value of a group of 256, over s, not the Euclidean norm of all values: an
   error of at most 1 / s of the largest value, where the paper's variance grows with the root of d.
-- It starts with more levels (`FIRST_LEVELS`).
+- It starts with more levels (`FIRST_LEVELS`). f_0 is the mean of the first `SPAN` steps, as one is noise.
 - What is rounded off is fed back (`two_phase`): a group's residual stays below twice its largest gradient.
 - When the loss rises, s falls again.
 
@@ -18,9 +18,13 @@ Letters: G groups, S floats of a group, s levels.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from freshet.trainer.reducers import Collectives
 from freshet.trainer.reducers.group_codecs import HEAD_BYTES, heads_of
 from freshet.trainer.reducers.two_phase import TwoPhase
 from freshet.types import F32, U8
@@ -29,6 +33,8 @@ LEAST_LEVELS, MOST_LEVELS = 2, 127
 FIRST_LEVELS = 8
 """s_0. The paper's 2 is for sums of many local steps. For the gradient of each step, 3 bits cost an AUC of
 0.001 and 4 bits 0.0007 where 5 bits cost nothing (`bench.reducers`)."""
+SPAN = 64
+"""Steps of f_0 and of the running logloss, whose newest step has a weight of 1 / SPAN."""
 LARGEST = 2.0**126
 """Values from here on count as not finite: code × scale could overflow."""
 TINY = float(np.finfo(np.float32).tiny)
@@ -40,8 +46,12 @@ class LevelCodec:
     group = 256
 
     def __init__(self, seed: int, levels: int = FIRST_LEVELS) -> None:
-        """`seed`: of the rounding; ranks have different ones, so that their errors are independent."""
+        """`seed`: as of `seed_rounding`."""
         self.levels = levels
+        self.seed_rounding(seed)
+
+    def seed_rounding(self, seed: int) -> None:
+        """Seed the random numbers; ranks have different seeds, so that their errors are independent."""
         self._random = np.random.Generator(np.random.SFC64(seed))
 
     @property
@@ -106,18 +116,42 @@ def levels_for(first_loss: float, loss: float) -> int:
 class AdaptiveLevels(TwoPhase):
     """A `Reducer` whose levels follow the loss."""
 
-    def __init__(self, size: int, seed: int) -> None:
-        """`size`: d; `seed`: of the rounding, another one on each rank."""
-        self.levels = LevelCodec(seed)
-        self.first_loss = 0.0  # none yet
+    def __init__(self, size: int) -> None:
+        """`size`: d."""
+        self.levels = LevelCodec(0)
+        self.first_loss = self.running = 0.0  # f_0 and f
+        self.losses = 0  # observed
         super().__init__(self.levels, size)
 
     def observe(self, loss: float) -> None:
-        """Set the levels for a running logloss, equal on all ranks; the first is the paper's f_0.
+        """Take the mean loss of the last step over all ranks, equal on all, and set the levels for it.
 
-        One that is not finite or above 0 changes nothing.
+        One that is not finite or above 0 is left out.
         """
         if not 0.0 < loss < math.inf:
             return
-        self.first_loss = self.first_loss or loss
-        self.levels.levels = levels_for(self.first_loss, loss)
+        self.losses += 1
+        self.running += (loss - self.running) / min(self.losses, SPAN)
+        if self.losses == SPAN:
+            self.first_loss = self.running
+        self._set_levels()
+
+    def state(self) -> Mapping[str, NDArray[Any]]:
+        """Return f_0, the running logloss and their number of steps."""
+        return {"losses": np.array([self.first_loss, self.running, self.losses])}
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Load what `state` returned, and forget residuals."""
+        self.first_loss, self.running, losses = state["losses"].tolist()
+        self.losses = int(losses)
+        self._set_levels()
+        self.reset()
+
+    def _set_levels(self) -> None:
+        known = self.losses >= SPAN
+        self.levels.levels = levels_for(self.first_loss, self.running) if known else FIRST_LEVELS
+
+    def _settle(self, group: Collectives) -> Sequence[int]:
+        if self._place != (group.rank, group.size):
+            self.levels.seed_rounding(group.rank)
+        return super()._settle(group)

@@ -5,7 +5,7 @@ of one step would be squared in the next. The momentum is linear in the gradient
 Hence a *warm-up* with whole gradients and plain Adam, until the variance is steady; then the variance is
 frozen, and each rank sends its part of the new momentum through `TwoPhase` with `SignCodec`.
 
-How an Adam that exists is driven by this: `reduce` replaces the gradient g by
+How an Adam that exists is driven by `OneBitAdam`: `reduce` replaces the gradient g by
 
     g_eff = (m_new - beta1 m) / (1 - beta1)
 
@@ -39,6 +39,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from freshet.model import FreezesVariance
 from freshet.trainer.reducers import Collectives
 from freshet.trainer.reducers.drift import Drift
 from freshet.trainer.reducers.group_codecs import SignCodec
@@ -166,14 +167,20 @@ class OneBitAdam:
         self._exchange.reset()
 
     def state(self) -> Mapping[str, NDArray[Any]]:
-        """Return all that ranks must have equal, for the dense state, right after a flush."""
+        """Return all that ranks must have equal, for the dense state, right after a flush.
+
+        The active values are bits. Their scaling is there only for layers; without, it is 1.
+        """
+        active = np.zeros(self.size, np.bool_)
+        active[self._active] = True
+        scaling = {"scaling": self._scaling.copy()} if self.layers else {}
         counts = [self.steps, self.variance_steps, self._refreshed, self._alert, self.frozen]
         return {
             "counts": np.array(counts, np.int64),
             "norms": np.array(self._norms, np.float64),
             "losses": np.array([self.drift.fast, self.drift.slow], np.float64),
-            "active": self._active.copy(),
-            "scaling": self._scaling.copy(),
+            "active": np.packbits(active),
+            **scaling,
         }
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -183,7 +190,8 @@ class OneBitAdam:
         self._norms.clear()
         self._norms.extend(state["norms"].tolist())
         self.drift.fast, self.drift.slow = state["losses"].tolist()
-        self._active, self._scaling = state["active"].copy(), state["scaling"].copy()
+        self._active = np.flatnonzero(np.unpackbits(state["active"], count=self.size))
+        self._scaling = state["scaling"].copy() if self.layers else np.ones(len(self._active), np.float32)
         self._exchange = TwoPhase(SignCodec(), len(self._active))
         self.reset()
 
@@ -260,3 +268,51 @@ class OneBitAdam:
         """Return this rank's part of the residual of active values, in units of the gradient."""
         rest: F32 = self._exchange.undelivered(group) / (self._scaling * np.float32(1 - self.betas.first))
         return rest
+
+
+class MomentumReducer:
+    """1-bit Adam as a `Reducer` of mean gradients, on the moments of a model.
+
+    `GradientSums` divides gradients by the rows of all ranks. What this delivers is for the next step of the
+    model, which leaves the variance as it is once it is frozen. The model counts the steps of the variance,
+    because those of a rank alone move it too.
+    """
+
+    def __init__(self, momentum: OneBitAdam, model: FreezesVariance) -> None:
+        self.momentum, self._model = momentum, model
+
+    def reduce(self, group: Collectives, gradient: F32) -> None:
+        """Replace this rank's addend of the (d,) mean gradient by what Adam is to step with.
+
+        Raises RankLost; the moments are then void too.
+        """
+        self.momentum.variance_steps = self._model.variance_steps
+        if self.momentum.reduce(group, gradient, self._moments()):
+            self._model.variance_steps = self.momentum.variance_steps
+            self._model.freeze_variance()
+
+    def flush(self, group: Collectives) -> F32:
+        """Return the (d,) sum over the ranks of all that `reduce` has not delivered, and forget it.
+
+        Raises RankLost; the moments are then void too.
+        """
+        return self.momentum.flush(group, self._moments())
+
+    def reset(self) -> None:
+        """Forget residuals."""
+        self.momentum.reset()
+
+    def observe(self, loss: float) -> None:
+        """Take the mean loss of the last step over all ranks, equal on all."""
+        self.momentum.observe(loss)
+
+    def state(self) -> Mapping[str, NDArray[Any]]:
+        """Return all that ranks must have equal, right after a flush."""
+        return self.momentum.state()
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Load what `state` returned, and forget residuals."""
+        self.momentum.load_state(state)
+
+    def _moments(self) -> Moments:
+        return Moments(*self._model.moments())

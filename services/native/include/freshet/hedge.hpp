@@ -76,6 +76,7 @@ struct HedgeState {
   std::vector<float> heads;           // (L, H) small weights: HeadsLayout
   std::vector<double> heads_squares;  // (L, H) Adagrad's accumulators
   int64_t step = 0;
+  int64_t variance_step = 0;  // steps that moved Adam's second moment
 };
 
 // Sums of a lane since the last step, additive over lanes and ranks, in one flat array.
@@ -103,6 +104,8 @@ class HedgeModel {
   // The same in parts that several threads take: first begin_step by one, then every part once, all at the same time.
   void begin_step(const std::vector<HedgeLane*>& lanes);
   void step_part(const std::vector<HedgeLane*>& lanes, int part, int parts);
+  // The next step, and no other, leaves Adam's second moment as it is.
+  void freeze_variance() { freeze_next_ = true; }
   // To be called after `state` or the weights were written to.
   void refresh();
   bool finite() const;
@@ -128,6 +131,7 @@ class HedgeModel {
   HeadsLayout heads_;
   bool training_;
   double rows_ = 0.0;  // of the step that has begun
+  bool frozen_ = false, freeze_next_ = false;
   std::vector<float> mixture_;
   std::vector<double> dense_mean_, dense_scale_;
 };

@@ -40,6 +40,13 @@ struct MlpShape {
   int head_inputs() const { return hidden.empty() ? inputs : hidden.back(); }
 };
 
+// How the weights are stepped. The variance is corrected by its own number of steps, as some steps leave it as it is.
+struct AdamStep {
+  int64_t steps = 1, variance_steps = 1;  // this one counted, of the variance if it moves
+  bool freezes_variance = false;
+  double rate = 1e-3, epsilon = 1e-8;
+};
+
 class Mlp {
  public:
   Mlp(MlpShape shape, Mode mode, bool training, const Kernels& kernels);
@@ -53,10 +60,9 @@ class Mlp {
   // The inputs of the kernels; with `gradients` (flat, as the weights) also their outputs.
   MlpView view(float* gradients) const;
 
-  // One Adam step on the mean of the lanes' gradients (flat, as the weights), which are zeroed; `step` counts from 1.
+  // One Adam step on the mean of the lanes' gradients (flat, as the weights), which are zeroed.
   // Parts may run at the same time: each takes its share of every layer's inputs, and packs it.
-  void step(const std::vector<float*>& gradients, double rows, int64_t step, double rate, int part, int parts,
-            double epsilon = 1e-8);
+  void step(const std::vector<float*>& gradients, double rows, const AdamStep& adam, int part, int parts);
 
   // To be called after weights() were written to.
   void pack();

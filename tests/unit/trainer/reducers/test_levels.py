@@ -13,11 +13,13 @@ from freshet.trainer.reducers.levels import (
     FIRST_LEVELS,
     LEAST_LEVELS,
     MOST_LEVELS,
+    SPAN,
     AdaptiveLevels,
     LevelCodec,
     levels_for,
 )
 from freshet.types import F32
+from tests.fixtures.rank_threads import ThreadCollectives, run_ranks
 
 DRAWS = 4000
 
@@ -80,21 +82,62 @@ def test_levels_follow_the_loss(loss: float, levels: int) -> None:
     assert levels_for(0.6, loss) == levels
 
 
+def started(first: float) -> AdaptiveLevels:
+    """Return a reducer with this loss in each of its first steps."""
+    reducer = AdaptiveLevels(1)
+    for _ in range(SPAN):
+        assert reducer.levels.levels == FIRST_LEVELS
+        reducer.observe(first)
+    return reducer
+
+
 @given(st.floats(1e-6, 1e6), st.lists(st.floats(0, 1e6), min_size=1))
-def test_levels_stay_in_bounds_and_fall_again(first: float, losses: list[float]) -> None:
-    reducer = AdaptiveLevels(1, 0)
-    reducer.observe(first)
+def test_levels_follow_the_running_loss_within_bounds(first: float, losses: list[float]) -> None:
+    reducer, running = started(first), first
     for loss in losses:
         reducer.observe(loss)
+        running += (loss - running) / SPAN if loss else 0.0
         assert LEAST_LEVELS <= reducer.levels.levels <= MOST_LEVELS
-        if loss:
-            assert reducer.levels.levels == levels_for(first, loss)
-    reducer.observe(first)
-    assert reducer.levels.levels == FIRST_LEVELS
+        assert abs(reducer.levels.levels - levels_for(first, running)) <= 1, "up to rounding"
+
+
+def test_levels_rise_as_the_loss_falls_and_fall_again() -> None:
+    reducer = started(0.6)
+    for _ in range(20 * SPAN):
+        reducer.observe(0.15)
+    assert reducer.levels.levels == levels_for(0.6, 0.15)
+    for _ in range(20 * SPAN):
+        reducer.observe(60.0)
+    assert reducer.levels.levels == LEAST_LEVELS
 
 
 def test_losses_that_say_nothing_change_nothing() -> None:
-    reducer = AdaptiveLevels(1, 0)
-    for loss in (math.nan, 0.6, 0.1, math.nan, math.inf, 0.0):
+    reducer = started(0.6)
+    before = reducer.state()["losses"].tolist()
+    for loss in (math.nan, math.inf, 0.0, -1.0):
         reducer.observe(loss)
-    assert reducer.levels.levels == levels_for(0.6, 0.1)
+    assert reducer.state()["losses"].tolist() == before
+
+
+@pytest.mark.parametrize("losses", [SPAN - 1, 3 * SPAN])
+def test_a_rank_that_joins_has_equal_levels_from_then_on(losses: int) -> None:
+    first, joined = AdaptiveLevels(1), AdaptiveLevels(1)
+    for i in range(losses):
+        first.observe(1 / (1 + i))
+
+    joined.load_state(first.state())
+
+    for i in range(SPAN):
+        assert joined.levels.levels == first.levels.levels
+        for reducer in (first, joined):
+            reducer.observe(1 / (losses + i))
+
+
+def test_rounding_errors_of_ranks_are_independent() -> None:
+    def work(group: ThreadCollectives) -> F32:
+        reducer = AdaptiveLevels(LevelCodec.group)
+        reducer.reduce(group, np.linspace(-1, 1, LevelCodec.group, dtype=np.float32))
+        return reducer._sent.copy()
+
+    first, second = run_ranks(2, work)
+    assert abs(np.corrcoef(first.reshape(-1), second.reshape(-1))[0, 1]) < 0.3

@@ -352,9 +352,8 @@ def check_variance_follows(reducer: OneBitAdam) -> None:
     """Gradients grow tenfold while the variance is frozen; it must follow, though no loss shows it."""
     true = 100.0
     moments = Moments(np.zeros(SIZE, np.float32), np.ones(SIZE, np.float32))
-    counts, active = np.array([1000, 1000, 0, 0, True]), np.arange(SIZE)
-    scaling = np.ones(SIZE, np.float32)
-    reducer.load_state({**reducer.state(), "counts": counts, "active": active, "scaling": scaling})
+    counts, active = np.array([1000, 1000, 0, 0, True]), np.packbits(np.ones(SIZE, np.bool_))
+    reducer.load_state({**reducer.state(), "counts": counts, "active": active})
 
     def work(group: ThreadCollectives) -> None:
         rng = np.random.default_rng(0)
@@ -379,9 +378,8 @@ def test_a_variance_that_is_never_refreshed_is_found() -> None:
 
 def test_without_variance_a_value_still_reports_an_infinity() -> None:
     reducer, moments = new_adam(), Moments(np.zeros(SIZE, np.float32), np.ones(SIZE, np.float32))
-    counts, active = np.array([1000, 1000, 0, 0, True]), np.arange(1, SIZE)  # all but the first
-    scaling = np.ones(SIZE - 1, np.float32)
-    reducer.load_state({**reducer.state(), "counts": counts, "active": active, "scaling": scaling})
+    counts, active = np.array([1000, 1000, 0, 0, True]), np.packbits(np.arange(SIZE) > 0)
+    reducer.load_state({**reducer.state(), "counts": counts, "active": active})
 
     def work(group: ThreadCollectives) -> tuple[F32, F32]:
         gradient = np.ones(SIZE, np.float32)
@@ -400,9 +398,8 @@ def test_a_flush_of_values_without_variance_is_a_usual_step() -> None:
     reducer, optimizer = new_adam(), Optimizer()
     optimizer.moments.second[:] = 1
     optimizer.moments.second[0] = 0
-    counts, active = np.array([1000, 1000, 0, 0, True]), np.arange(1, SIZE)
-    scaling = np.ones(SIZE - 1, np.float32)
-    reducer.load_state({**reducer.state(), "counts": counts, "active": active, "scaling": scaling})
+    counts, active = np.array([1000, 1000, 0, 0, True]), np.packbits(np.arange(SIZE) > 0)
+    reducer.load_state({**reducer.state(), "counts": counts, "active": active})
     start = float(optimizer.weights[0])
 
     def work(group: ThreadCollectives) -> None:
