@@ -42,7 +42,7 @@ ROUND_TRIPS = 3
 """Round trips without bytes of a probe."""
 
 LEAST_SHARE = 0.25
-"""Of a probe's time, its bytes take at least this share: the shortest round trip may have waited too."""
+"""A probe's bytes take at least this share of its time: the shortest round trip may have waited too."""
 
 KEPT_PROBES = 3
 """Probes of which the median counts: a message may arrive whole while a probe is under way."""
