@@ -426,14 +426,22 @@ class PrefetchLane(Lane):
             if not flight.ready:
                 self._look_up(flight)
         with self._changed:
+            is_abandoned = self._out.get(id(flight.batch)) is not flight
+            is_owed = flight.dropped and flight.in_lookup  # the slot, which no lookup has freed
             flight.in_lookup = False
-            if flight.permit and flight.ready and flight.epoch == self._epoch:
-                return True
-            del self._out[id(flight.batch)]
-            if flight.epoch == self._epoch and not self._closed:
-                self._ready.appendleft(flight)
-                return False
-        self._drop(flight)
+            if not is_abandoned:
+                if flight.permit and flight.ready and flight.epoch == self._epoch:
+                    return True
+                del self._out[id(flight.batch)]
+                if flight.epoch == self._epoch and not self._closed:
+                    self._ready.appendleft(flight)
+                    return False
+        if not is_abandoned:
+            self._drop(flight)
+            return False
+        self._context.limiter.hold(flight.permit)  # acquired after the batch was dropped
+        if is_owed:
+            self._free(flight.slot)
         return False
 
     def _can_take(self) -> bool:

@@ -1,5 +1,6 @@
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -169,6 +170,32 @@ def test_batches_of_a_lost_trainer_are_issued_again(scene):
         stream.push_gradients(0, batch, gradients_of(batch))
     assert stream.flush(DEADLINE_S)
     assert scene.rows.applied()[0] == [6]
+    stream.close()
+
+
+def test_a_trainer_lost_during_a_lookup_costs_no_batch(scene):
+    """In mode sync the trainer's own call looks up; each loss gives its memory and permit back."""
+    scene.rows = rows = HeldRows()
+    for i in range(2):
+        scene.append(0, [i])
+    stream = scene.stream(batch_rows=1, mode="sync")
+    for attempt in range(1, 12):  # more than the slots of the lane
+        with ThreadPoolExecutor(1) as threads:
+            taken = threads.submit(stream.next_batch, 0, DEADLINE_S)
+            wait_for(lambda attempt=attempt: rows.lookups_asked == attempt, rows)
+            stream.abandon(0)
+            rows.lookups.release()
+            assert taken.result(DEADLINE_S) is None
+    for _ in range(2):
+        rows.lookups.release()
+        rows.pushes.release()
+
+    for expected in ([0], [1]):
+        batch = await_batch(stream)
+        assert batch.sample_ids.tolist() == expected
+        stream.push_gradients(0, batch, gradients_of(batch))
+    assert stream.flush(DEADLINE_S)
+    assert stream.limiter.batches() == 0
     stream.close()
 
 
