@@ -161,9 +161,29 @@ def test_an_empty_system_says_where_figures_will_appear(console: Console, opened
 
     expect(page.locator("#health")).to_have_text("◐ starting")
     expect(page.locator("#notes")).to_contain_text("trainer: waits for its first samples")
-    for panel in ("learning", "freshness", "quality", "calibration", "versions", "segments", "tables", "try"):
+    panels = (
+        "learning",
+        "freshness",
+        "quality",
+        "calibration",
+        "versions",
+        "segments",
+        "tables",
+        "wires",
+        "try",
+    )
+    for panel in panels:
         assert " here " in page.locator(f"#{panel}").inner_text(), panel
     expect(page.locator("#letters")).to_contain_text("Nothing has been refused")
+
+
+def test_wires_say_what_they_save_and_links_why(console: Console, opened: Opened) -> None:
+    page = live(opened(console(worlds.learning()).url))
+
+    for words in ("batch", "user,item", "uint8", "90,000", "3×", "0.41 %"):
+        expect(page.locator("#wires tbody tr")).to_contain_text(words)
+    for words in ("10.0.0.7:7103", "int8", "busy 4.1% of the time"):
+        expect(page.locator("#links tbody tr")).to_contain_text(words)
 
 
 def test_nothing_hostile_is_run_or_breaks_the_page(console: Console, opened: Opened) -> None:

@@ -140,6 +140,26 @@ def learning_state(now: int, drift: int) -> dict[str, Any]:
             {"table": "item", "rows": 2_014, "bytes": 1_640_000, "evicted": 12},
         ],
         "rows_bytes": 2_052_000,
+        "wires": [
+            {
+                "wire": "batch",
+                "tables": "user,item",
+                "codec": "uint8",
+                "rows": 90_000,
+                "bytes_raw": 6_480_000,
+                "bytes_wire": 2_160_000,
+                "error": 0.0041,
+            }
+        ],
+        "links": [
+            {
+                "service": "trainer",
+                "address": "10.0.0.7:7103",
+                "carries": "rows",
+                "codec": "int8",
+                "why": "busy 4.1% of the time at 11.8 MB/s, in fp32 14%",
+            }
+        ],
         "versions": {"serving": 142, "aliases": {"stable": 142}, "pinned": False, "list": versions(now)},
         "dead_letters": {"refused": 1, "joiner": 1, "newest": letters(now)},
         "losses": [
@@ -374,6 +394,8 @@ def empty() -> dict[str, Any]:
         "quality": nothing,
         "segments": [],
         "tables": [],
+        "wires": [],
+        "links": [],
         "rows_bytes": None,
         "versions": {"serving": None, "aliases": {}, "pinned": False, "list": []},
         "dead_letters": {"refused": 0, "joiner": 0, "newest": []},

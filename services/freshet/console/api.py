@@ -119,6 +119,28 @@ TABLE = record(
         "evicted": nullable(integer()),
     },
 )
+WIRE = record(
+    "WireSeen",
+    {
+        "wire": text("lookup, push, batch, gradients or publish"),
+        "tables": text("of a store group"),
+        "codec": text(),
+        "rows": integer("since the processes began"),
+        "bytes_raw": integer("of these rows in fp32"),
+        "bytes_wire": integer("as they were sent"),
+        "error": nullable(number(), "relative; of the process with the largest"),
+    },
+)
+LINK = record(
+    "LinkSeen",
+    {
+        "service": text("whose link it is"),
+        "address": text("of its peer"),
+        "carries": text("rows or gradients"),
+        "codec": nullable(text()),
+        "why": nullable(text()),
+    },
+)
 VERSION = record(
     "VersionSeen",
     {
@@ -184,6 +206,8 @@ SYSTEM = record(
         "segments": array(SEGMENT),
         "tables": array(TABLE),
         "rows_bytes": nullable(integer()),
+        "wires": array(WIRE, "what they carried"),
+        "links": array(LINK, "links between processes that carry rows"),
         "versions": VERSIONS,
         "dead_letters": LETTERS,
         "losses": array(LOSS, "what of the events taught nothing lately; empty: not known yet"),

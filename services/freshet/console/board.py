@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -15,6 +15,7 @@ import orjson
 from freshet.config.spec.model import Spec, Table
 from freshet.console.core import Look
 from freshet.console.history import History
+from freshet.console.instances import number
 
 # --- Parts of the state about the model: quality, segments, tables, the simulation. Pure.
 
@@ -49,6 +50,62 @@ def tables_of(tables: Sequence[Table], look: Look) -> list[dict[str, Any]]:
         }
         for t in tables
     ]
+
+
+WIRE_ENDS = ("trainer", "embedder", "paramserver")
+"""Roles that count what wires carried. Both ends of a wire count it: the first of these stands for it."""
+
+
+def wires_of(look: Look) -> list[dict[str, Any]]:
+    """Return rows and bytes of each wire, by tables and codec, and the error of the least exact process."""
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    known: set[str] = set()
+    for role in WIRE_ENDS:
+        here: dict[tuple[str, ...], dict[str, Any]] = {}
+        for figures in look.figures_of(role).values():
+            for path, counts in _leaves(figures.get("wires"), 3):
+                if path[0] not in known:
+                    one = here.setdefault(path, {"rows": 0, "bytes_raw": 0, "bytes_wire": 0, "error": None})
+                    for key in ("rows", "bytes_raw", "bytes_wire"):
+                        one[key] += number(counts.get(key)) or 0
+                    errors = [one["error"], number(counts.get("relative_error"))]
+                    one["error"] = max((e for e in errors if e is not None), default=None)
+        known |= {path[0] for path in here}
+        found |= here
+    return [
+        {"wire": wire, "tables": tables, "codec": codec, **counts}
+        for (wire, tables, codec), counts in found.items()
+        if counts["rows"]
+    ]
+
+
+def links_of(look: Look) -> list[dict[str, Any]]:
+    """Return the codec of each direction of each process's links, and why it is used."""
+    return [
+        {
+            "service": name,
+            "address": address,
+            "carries": carries,
+            "codec": choice.get("codec"),
+            "why": choice.get("why"),
+        }
+        for role in WIRE_ENDS
+        for name, figures in look.figures_of(role).items()
+        for (address, carries), choice in _leaves(figures.get("codecs"), 2)
+    ]
+
+
+def _leaves(value: Any, depth: int) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
+    """Yield the mappings at a depth of nested ones, with their keys; what a service of another release
+    reports otherwise is left out."""
+    if not isinstance(value, Mapping):
+        return
+    if depth == 0:
+        yield (), value
+        return
+    for key, inner in value.items():
+        for path, leaf in _leaves(inner, depth - 1):
+            yield (str(key), *path), leaf
 
 
 def simulator_of(look: Look, history: History) -> dict[str, Any] | None:

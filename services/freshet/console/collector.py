@@ -21,7 +21,7 @@ from freshet.config.settings import Console as Settings
 from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import load_schemas, readers_of
 from freshet.config.spec.topics import topics_of
-from freshet.console.board import Board, quality_of, segments_of, simulator_of, tables_of
+from freshet.console.board import Board, links_of, quality_of, segments_of, simulator_of, tables_of, wires_of
 from freshet.console.core import Edge, Look, Rates, edges_of, health_of, losses_of
 from freshet.console.history import History
 from freshet.console.instances import Places, number, roles_of
@@ -330,6 +330,8 @@ class Collector:
             "segments": segments_of(self._history, reading.served.text if reading else lambda *_: None),
             "tables": tables_of(spec.tables, look),
             "rows_bytes": look.figure(look.holder, "bytes"),
+            "wires": wires_of(look),
+            "links": links_of(look),
             "versions": versions,
             "dead_letters": letters,
             "losses": losses_of(look),

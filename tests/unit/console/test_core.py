@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from freshet.console.board import links_of, wires_of
 from freshet.console.core import Edge, Look, Rates, edges_of, health_of, level_of
 from freshet.console.instances import Service
 
@@ -255,6 +256,38 @@ def test_the_lag_is_that_of_the_slowest_replica() -> None:
     seen = Look(seen.services, {}, {"rows": 160}, log_served=True)
 
     assert edge(edges_of(seen, Rates(), 0.0), "trainer>inference").lag == 160 - (70 + 50)
+
+
+def counts(rows: int, error: float | None) -> dict[str, Any]:
+    return {"rows": rows, "bytes_raw": 72 * rows, "bytes_wire": 24 * rows, "relative_error": error}
+
+
+def test_each_wire_is_counted_at_one_of_its_ends() -> None:
+    lookups = {"lookup": {"user": {"uint8": counts(30, 0.01)}}}
+    seen = fleet(
+        trainer_0={"wires": {"batch": {"user": {"uint8": counts(5, None), "fp32": counts(0, None)}}}},
+        trainer_1={"wires": {"batch": {"user": {"uint8": counts(6, 0.002)}}}},
+        embedder_0={"wires": {"batch": {"user": {"uint8": counts(11, 0.1)}}, **lookups}},
+        paramserver_0={"wires": {**lookups, "publish": {"user": {"fp32": counts(7, None)}}}},
+        paramserver_1={},
+        embedder_1={"wires": {"batch": "of another release"}},
+    )
+
+    found = {wire["wire"]: wire for wire in wires_of(seen)}
+
+    assert [(w, f["rows"], f["bytes_wire"], f["error"]) for w, f in found.items()] == [
+        ("batch", 11, 264, 0.002),
+        ("lookup", 30, 720, 0.01),
+        ("publish", 7, 168, None),
+    ]
+
+
+def test_links_say_which_codec_they_use_and_why() -> None:
+    seen = fleet(embedder_0={"codecs": {"h:1": {"rows": {"codec": "int8", "why": "busy"}, "gradients": 3}}})
+
+    assert links_of(seen) == [
+        {"service": "embedder_0", "address": "h:1", "carries": "rows", "codec": "int8", "why": "busy"}
+    ]
 
 
 def test_a_missing_instance_degrades_the_system_and_is_named() -> None:

@@ -1,7 +1,19 @@
-// Panels that are tables: segments, services, tables, dead letters.
+// Panels that are tables: segments, services, tables, wires, dead letters.
 
 import { byId, el, mark, say, svg, Table } from "./dom.js";
-import { ago, bytes, clock, duration, fixed, megabytes, signed, UNKNOWN, whole } from "./format.js";
+import {
+  ago,
+  bytes,
+  clock,
+  duration,
+  fixed,
+  megabytes,
+  percent,
+  signed,
+  times,
+  UNKNOWN,
+  whole,
+} from "./format.js";
 import { num, record, records, text } from "./read.js";
 
 const DOTS = 150; // width of a segment's whisker, in px
@@ -189,6 +201,45 @@ export class Tables {
     this.table.fill(records(state.tables, 100));
     const all = num(state.rows_bytes);
     say(byId("tables-sub"), all === null ? "" : `${bytes(all)} in all, with indexes and room to grow`);
+  }
+}
+
+export class Wires {
+  constructor() {
+    this.table = new Table(
+      byId("wires"),
+      "Wires: rows that travelled, their codec, bytes and error",
+      [
+        { head: "wire", cell: (w) => text(w.wire, 40) },
+        { head: "tables", class: "wide", cell: (w) => text(w.tables, 120) },
+        { head: "codec", cell: (w) => text(w.codec, 20) },
+        { head: "rows", class: "num", cell: (w) => whole(num(w.rows)) },
+        { head: "sent", class: "num", cell: (w) => bytes(num(w.bytes_wire)) },
+        { head: "in fp32", class: "num", cell: (w) => bytes(num(w.bytes_raw)) },
+        { head: "shorter", class: "num", cell: (w) => `${times(num(w.bytes_raw), num(w.bytes_wire))}×` },
+        { head: "error", class: "num", cell: (w) => percent(num(w.error)) },
+      ],
+      "Wires appear here once rows were sent to serving, or travel between processes.",
+      "cards",
+    );
+    this.links = new Table(
+      byId("links"),
+      "Links between processes that carry rows: their codec, and why",
+      [
+        { head: "service", cell: (l) => text(l.service, 40) },
+        { head: "link to", cell: (l) => text(l.address, 80) },
+        { head: "carries", cell: (l) => text(l.carries, 20) },
+        { head: "codec", cell: (l) => text(l.codec, 20) || UNKNOWN },
+        { head: "why", class: "wide", cell: (l) => text(l.why, 200) || UNKNOWN },
+      ],
+      "No process looks rows up in another one.",
+      "cards",
+    );
+  }
+
+  update(state) {
+    this.table.fill(records(state.wires, 100));
+    this.links.fill(records(state.links, 100));
   }
 }
 

@@ -8,7 +8,7 @@ import { Freshness } from "./freshness.js";
 import { Glance } from "./glance.js";
 import { History } from "./history.js";
 import { Learning } from "./learning.js";
-import { Letters, Segments, Services, Tables } from "./lists.js";
+import { Letters, Segments, Services, Tables, Wires } from "./lists.js";
 import { Pipeline } from "./pipeline.js";
 import { Quality } from "./quality.js";
 import { list, num, record, records, text } from "./read.js";
@@ -64,6 +64,7 @@ const byState = [
   new Segments(app),
   new Services(app),
   new Tables(),
+  new Wires(),
   new Letters(app),
   new Try(app),
   freshness,
