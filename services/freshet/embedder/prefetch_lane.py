@@ -427,7 +427,7 @@ class PrefetchLane(Lane):
                 self._look_up(flight)
         with self._changed:
             is_abandoned = self._out.get(id(flight.batch)) is not flight
-            is_owed = flight.dropped and flight.in_lookup  # the slot, which no lookup has freed
+            is_owed = flight.dropped and flight.in_lookup and not flight.early  # the slot: no lookup frees it
             flight.in_lookup = False
             if not is_abandoned:
                 if flight.permit and flight.ready and flight.epoch == self._epoch:

@@ -14,7 +14,7 @@ from freshet.testing.faults import Faulty
 from freshet.testing.reference import ReferenceRowService
 from freshet.trainer.step_coordinator import BatchVerdict, DenseLedger
 from tests.fixtures.embedder import IdDecoder, PipelinedScene
-from tests.fixtures.row_services import HeldRows, LossyRows
+from tests.fixtures.row_services import HeldRows, HeldRowsAfter, LossyRows
 
 DEADLINE_S = 20.0
 BATCH = 4
@@ -196,6 +196,36 @@ def test_a_trainer_lost_during_a_lookup_costs_no_batch(scene):
         stream.push_gradients(0, batch, gradients_of(batch))
     assert stream.flush(DEADLINE_S)
     assert stream.limiter.batches() == 0
+    stream.close()
+
+
+def test_a_batch_lost_beside_a_push_is_freed_once(scene):
+    """Its batch waits for the push before it while rows are looked up: that memory is freed once."""
+    scene.rows = rows = HeldRowsAfter()
+    for i in range(2):
+        scene.append(0, [i])
+    stream = scene.stream(batch_rows=1, mode="sync")
+    rows.lookups.release()
+    batch = await_batch(stream)
+    stream.push_gradients(0, batch, gradients_of(batch))
+    wait_for(lambda: rows.lookups_asked == 2 and rows.pushes_asked == 1, rows)
+    with ThreadPoolExecutor(1) as threads:
+        taken = threads.submit(stream.next_batch, 0, DEADLINE_S)
+        deadline = time.monotonic() + DEADLINE_S
+        while stream.limiter.waiting() < 1:
+            assert time.monotonic() < deadline
+        stream.abandon(0)
+        assert taken.result(DEADLINE_S) is None
+    for _ in range(2):
+        rows.lookups.release()
+    rows.pushes.release()
+
+    again = await_batch(stream)  # the last sample: no other batch takes memory
+    assert again.sample_ids.tolist() == [1]
+    assert len(stream._prefetching[0]._slots) == 1, "of two batches in memory one is out"
+    stream.push_gradients(0, again, gradients_of(again))
+    rows.pushes.release()
+    assert stream.flush(DEADLINE_S)
     stream.close()
 
 
