@@ -126,6 +126,9 @@ class LinkProbes:
 INTERVAL_S = 5.0
 """Seconds between two probes of a link: two messages of PROBE_BYTES, less than 1 % of 100 Mbit/s."""
 
+FIRST_S = 1.0
+"""Seconds of traffic after which a new link chooses for the first time."""
+
 ANSWER_S = 5.0
 """Seconds after which a probe is given up; the codec stays as it is."""
 
@@ -180,5 +183,7 @@ class LinkMonitor:
 
     def _run(self) -> None:
         self.look()  # before there is traffic: its round trips do not wait
-        while not self._stop.wait(self._interval_s):
+        wait_s = min(FIRST_S, self._interval_s)
+        while not self._stop.wait(wait_s):
             self.look()
+            wait_s = self._interval_s

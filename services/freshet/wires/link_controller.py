@@ -89,8 +89,12 @@ class LinkController:
     def decide(self, load: LinkLoad, now_s: float) -> bool:
         """Choose by what the link carried in the last interval; returns whether the codec changed.
 
+        A link that carried no values keeps its codec: an idle one says nothing of the next hour's traffic.
         `now_s`: a monotonic clock.
         """
+        if load.values <= 0:
+            self.reason = f"it carried nothing lately, at {_rate(load.goodput)}"
+            return False
         busy = [load.busy(cost) for cost in self._costs]
         wanted = next((i for i, share in enumerate(busy) if share <= BUSY), busy.index(min(busy)))
         before = self._at
@@ -104,13 +108,17 @@ class LinkController:
         return self._at != before
 
     def _explain(self, load: LinkLoad, busy: Sequence[float]) -> str:
-        exact, now, at = self._costs[0], self._costs[self._at], f"{load.goodput / 1e6:.3g} MB/s"
+        exact, now, at = self._costs[0], self._costs[self._at], _rate(load.goodput)
         text = f"busy {_percent(busy[self._at])} of the time at {at}"
         if self._at == 0:
             waits = busy[0] > BUSY
             return text + ("; codecs would cost what they save" if waits else "; it needs no codec")
         text += f", in {exact.name} {_percent(busy[0])}"
         return text + f"; encoding and decoding take {_percent(load.values * now.seconds)}"
+
+
+def _rate(goodput: float) -> str:
+    return f"{goodput / 1e6:.3g} MB/s"
 
 
 def _percent(share: float) -> str:

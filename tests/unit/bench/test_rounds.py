@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from bench.rounds import Figure, figures_by_key, interleaved, micros, rate
+from bench.rounds import Figure, figures_by_key, interleaved, interval_95, micros, rate
 
 
 def test_each_case_is_called_once_a_round_and_has_its_median():
@@ -59,3 +59,9 @@ def test_a_rate_is_what_was_done_a_second_of_the_clock_given():
 
 def test_micros_are_cpu_time_of_the_calling_thread():
     assert 0 < micros(lambda: sum(range(1_000)), 0.01) < 1e5
+
+
+def test_interval_is_that_of_students_t():
+    assert interval_95([1.0, 2.0, 3.0]) == pytest.approx(4.303 / 3**0.5)
+    with pytest.raises(ValueError, match="needs 2 to 10"):
+        interval_95([1.0])

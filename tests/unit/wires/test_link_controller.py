@@ -80,6 +80,13 @@ def test_a_fast_link_sends_exact_values_and_recovers_them() -> None:
     assert settled(controller, 12.5e9, 2000.0) == "fp32"
 
 
+def test_an_idle_link_keeps_its_codec() -> None:
+    controller = LinkController(COSTS, first="int8")
+    assert not controller.decide(LinkLoad(goodput=12.5e6, values=0.0), 100.0)
+    assert controller.codec == "int8"
+    assert controller.reason == "it carried nothing lately, at 12.5 MB/s"
+
+
 def test_a_shorter_codec_is_taken_at_once_a_more_exact_one_later() -> None:
     controller = LinkController(COSTS)
     slow, fast = LinkLoad(12.5e6, 10e6), LinkLoad(12.5e9, 10e6)
