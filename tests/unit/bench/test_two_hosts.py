@@ -16,7 +16,7 @@ def pipes():
         os.close(end)
 
 
-def test_packets_leave_in_turn_at_the_rate_and_arrive_after_the_delay(pipes):
+def test_packets_leave_at_the_rate_and_arrive_after_the_delay(pipes):
     into, source, sink, out = pipes
     direction = Direction(source, sink, rate_mbit=8.0, delay_ms=5.0)  # 1 byte a microsecond
     for size in (1000, 2000):
@@ -31,7 +31,7 @@ def test_packets_leave_in_turn_at_the_rate_and_arrive_after_the_delay(pipes):
     assert len(os.read(out, MTU)) == 2000
 
 
-def test_an_idle_link_has_no_credit(pipes):
+def test_an_idle_link_saves_up_nothing(pipes):
     into, source, sink, _ = pipes
     direction = Direction(source, sink, rate_mbit=8.0, delay_ms=0.0)
     os.write(into, b"x" * 1000)
