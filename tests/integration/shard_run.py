@@ -135,10 +135,9 @@ class Pushing:
     def go_on(self, upto: int, held_up: Callable[[], None] = lambda: None) -> None:
         """Push until every partition has applied so many samples; `held_up` is called for each push that was
         Unavailable."""
-        deadline = time.monotonic() + DEADLINE_S
         acknowledged = time.monotonic()
         while not self._next or min(self._next.values()) < upto or self._run.rows.ownership() != self._number:
-            assert time.monotonic() < deadline, f"stuck at {self._next}"
+            assert time.monotonic() < acknowledged + DEADLINE_S, f"stuck at {self._next}"
             try:
                 self._one(upto)
             except (Refused, Unavailable) as error:
