@@ -18,11 +18,11 @@ from typing import Protocol
 
 import numpy as np
 
-from freshet import _native
 from freshet.types import F32, U8
+from freshet.wires.codecs import RowFormat, gradients_codec, pack_rows, unpack_rows
 
-HEAD_BYTES, INTEGER_HEAD_BYTES = 4, 2
-"""Bytes of a scale."""
+HEAD_BYTES = 4
+"""Bytes of a float32 scale."""
 
 
 class GroupCodec(Protocol):
@@ -45,7 +45,7 @@ class GroupCodec(Protocol):
 
 
 class IntegerCodec:
-    """Symmetric integers of 8 or 4 bits, rounded to nearest by the native core (`wires.codecs`).
+    """Symmetric integers of 8 or 4 bits, rounded to nearest: those of row gradients (`wires.codecs`).
 
     Error feedback delivers the rounding error later, so stochastic rounding would add noise for nothing.
     """
@@ -53,23 +53,21 @@ class IntegerCodec:
     group = 256
 
     def __init__(self, bits: int) -> None:
-        self.bits = bits
+        self._form = RowFormat(gradients_codec(f"int{bits}"), self.group)
 
     @property
     def group_bytes(self) -> int:
         """Bytes of an encoded group."""
-        return INTEGER_HEAD_BYTES + self.group * self.bits // 8
+        return self._form.row_bytes
 
     def encode(self, values: F32, real: int) -> U8:
         """Encode (G, S) values as (G, group_bytes) bytes; zeros of padding change no scale."""
-        packed = np.empty((len(values), self.group_bytes), np.uint8)
-        _native.pack_integers(values, self.bits, False, 0, 0, packed)
-        return packed
+        return pack_rows(values, self._form)
 
     def decode(self, packed: U8) -> F32:
         """Decode (G, group_bytes) bytes as (G, S) values."""
         values = np.empty((len(packed), self.group), np.float32)
-        _native.unpack_integers(packed, self.bits, False, 0, values)
+        unpack_rows(packed, self._form, values)
         return values
 
 

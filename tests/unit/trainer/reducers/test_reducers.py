@@ -11,11 +11,12 @@ import pytest
 from freshet.errors import Corrupt
 from freshet.trainer.reducers import Collectives, dct
 from freshet.trainer.reducers.dct import Dct
-from freshet.trainer.reducers.group_codecs import INTEGER_HEAD_BYTES, GroupCodec, IntegerCodec, SignCodec
+from freshet.trainer.reducers.group_codecs import GroupCodec, IntegerCodec, SignCodec
 from freshet.trainer.reducers.levels import AdaptiveLevels
 from freshet.trainer.reducers.sparse_frame import Values, decode_frame
 from freshet.trainer.reducers.two_phase import TwoPhase
 from freshet.types import F32, U8
+from freshet.wires.codecs import SCALE_BYTES
 from tests.fixtures.rank_threads import ThreadCollectives, run_ranks
 from tests.unit.trainer.reducers.checks import (
     AdamReducer,
@@ -274,8 +275,8 @@ class StaleScale(IntegerCodec):
     def encode(self, values: F32, real: int) -> U8:
         packed = super().encode(values, real)
         if self.heads is None:
-            self.heads = packed[:1, :INTEGER_HEAD_BYTES].copy()
-        packed[:, :INTEGER_HEAD_BYTES] = self.heads
+            self.heads = packed[:1, :SCALE_BYTES].copy()
+        packed[:, :SCALE_BYTES] = self.heads
         return packed
 
 
