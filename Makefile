@@ -59,7 +59,7 @@ $(READY_TO_TEST): pyproject.toml | $(BIN)/python
 
 build: $(READY_TO_TEST) ## Build the native core in place, for work on the code.
 	$(BIN)/cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE="$(BIN_PATH)/python" > /dev/null
-	$(BIN)/cmake --build build/dev
+	MAKEFLAGS= $(BIN)/cmake --build build/dev
 
 docs: build ## Write docs/reference/ anew from the code; a test says when a page is stale.
 	PYTHONPATH=services $(BIN)/python -m ops.reference
