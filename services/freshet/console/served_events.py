@@ -187,7 +187,7 @@ class ServedSample:
             fresh = bounds.end - max(bounds.start, self._ends.get(self._turn, 0))
             self._ends[self._turn] = bounds.end
             if fresh > 0:
-                for _, value in newest(self._log, at, min(fresh, READ_RECORDS)):
+                for _, value in newest(self._log, at, min(fresh, READ_RECORDS), bounds):
                     if len(value) <= self._largest and not self._spec.events.served.external:
                         self._add_event(value)
                 return

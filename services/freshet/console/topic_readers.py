@@ -134,7 +134,7 @@ class DeadLetters:
             found = [
                 dead_letter_of(value, role)
                 for role, at in self._topics.items()
-                for _, value in newest(self._log, at, SHOWN_DEAD_LETTERS)
+                for _, value in newest(self._log, at, SHOWN_DEAD_LETTERS, bounds[role])
             ]
             self._newest = sorted((x for x in found if x), key=lambda x: x["time_ms"] or 0, reverse=True)[
                 :SHOWN_DEAD_LETTERS

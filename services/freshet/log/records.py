@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from freshet.errors import TooLarge, Unavailable
-from freshet.log import EventLog
+from freshet.log import Bounds, EventLog
 from freshet.types import Append, TopicPartition
 
 
@@ -76,17 +76,22 @@ _MAX_SILENT_POLLS = 10
 """Silent polls of a reader after which Unavailable is raised; brokers may be busy for seconds."""
 
 
-def newest(log: EventLog, at: TopicPartition, most: int) -> list[tuple[int, bytes]]:
+def newest(
+    log: EventLog, at: TopicPartition, most: int, bounds: Bounds | None = None
+) -> list[tuple[int, bytes]]:
     """Return (offset, value) of the newest records, at most `most`, oldest first.
 
     Offsets without a record (markers, aborted transactions) are skipped, so the read reaches further back.
+    Records after `bounds` are left out, so that they agree with what the caller made of these bounds; without
+    it, the bounds are read now.
 
     Raises:
         DataLost: retention removed records during the read.
         Unavailable: the log cannot be read, or reports an end and does not return the records before it, as a
             broker may do after a restart. An older record must not pass for the newest.
     """
-    bounds, back = log.bounds(at), most
+    bounds = bounds or log.bounds(at)
+    back = most
     while True:
         start = max(bounds.start, bounds.end - back)
         found = _records(log, at, start, bounds.end)
@@ -111,7 +116,8 @@ def _records(log: EventLog, at: TopicPartition, start: int, stop: int) -> list[t
                     raise
                 continue
             for _, records in polled:
-                found += zip(records.offsets.tolist(), records.values, strict=True)
+                offsets = records.offsets.tolist()
+                found += ((n, v) for n, v in zip(offsets, records.values, strict=True) if n < stop)
                 position, deadline = records.next_offset, time.monotonic() + _STALLED_S
             if time.monotonic() >= deadline:
                 raise Unavailable(f"{at}: expected records up to {stop}, found none after {position}")

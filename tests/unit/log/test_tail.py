@@ -84,3 +84,10 @@ def test_a_partition_without_records_has_no_newest(log: SqliteEventLog) -> None:
     log.create_topic("empty", partitions=1)
 
     assert records.newest(log, TopicPartition("empty", 0), 3) == []
+
+
+def test_records_after_known_bounds_are_left_out(log: SqliteEventLog) -> None:
+    bounds = log.bounds(AT)
+    log.writer().append([append_to(AT, [b"5"])])
+
+    assert [value for _, value in records.newest(log, AT, 2, bounds)] == [b"3", b"4"]
