@@ -7,15 +7,22 @@ hour. Everything acknowledged counts once, everywhere.
 named, as in `FRESHET_TEST_FAULTS_OF="joiner clock"`; `FRESHET_TEST_SEED` repeats a run's traffic and choice
 of victims, not its timing. `FRESHET_TEST_ROWS` rows (10,000) are there from the start, without requests
 for them: shards load them as they start. `pytest -s` shows how long the work stood still.
+
+Lossy sums of dense gradients, and averages, get a smaller fleet, whose two ranks and embedder are struck:
+`FRESHET_TEST_SUMS="int8 async"` names them, each with a fifth of the faults. Rows are published in int8 there,
+and are served exactly once nothing has changed for 10 s.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import random
+import shutil
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -37,7 +44,7 @@ from tests.fixtures.seeding import seed_rows
 from tests.fixtures.traffic import Asker, Traffic
 from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster
-from tests.system.faults import ROUND
+from tests.system.faults import ROUND, Way
 from tests.system.fleet import Fleet
 from tests.system.storm import UNWRITTEN, Fault, Progress, Storm
 from tests.system.watching import Watch
@@ -47,6 +54,13 @@ FAULTS = int(os.environ.get("FRESHET_TEST_FAULTS", "14"))
 ROWS = int(os.environ.get("FRESHET_TEST_ROWS", "10000"))
 GAP_S = float(os.environ.get("FRESHET_TEST_FAULT_GAP", "1.0"))
 ONLY = os.environ.get("FRESHET_TEST_FAULTS_OF", "").split()
+FEW = {"joiner": 1, "paramserver": 1, "embedder": 1, "trainer": 2, "inference": 1, "gateway": 1}
+OF_RANKS: Sequence[tuple[str, Way]] = (
+    ("trainer", "kill"),
+    ("trainer", "kill"),
+    ("trainer", "pause"),
+    ("embedder", "kill"),
+)
 KINDS = [(role, way) for role, way in ROUND if not ONLY or role in ONLY]
 SEED = int(os.environ.get("FRESHET_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
 
@@ -70,11 +84,9 @@ def stores(
 
 
 @pytest.fixture
-def fleet(stores: Mapping[str, str], tmp_path: Path) -> Iterator[Fleet]:
-    """Two of each, not started."""
-    made = Fleet(LEDGER, tmp_path, stores, COUNTS)
-    yield made
-    made.kill()
+def run(stores: Mapping[str, str], kafka: Kafka, redis_cluster: RedisCluster, tmp_path: Path) -> Run:
+    """What a run has that is not chosen by its test."""
+    return Run(kafka, redis_cluster, stores, tmp_path)
 
 
 @pytest.fixture
@@ -88,78 +100,133 @@ def healed(kafka: Kafka, redis_cluster: RedisCluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("healed")
-def test_kills_and_pauses_lose_or_double_no_acknowledged_event(
-    fleet: Fleet, kafka: Kafka, redis_cluster: RedisCluster, stores: Mapping[str, str], tmp_path: Path
-) -> None:
+def test_kills_and_pauses_lose_or_double_no_acknowledged_event(run: Run) -> None:
     print(f"\nFRESHET_TEST_SEED={SEED} FRESHET_TEST_FAULTS={FAULTS} FRESHET_TEST_ROWS={ROWS}")
-    spec = load_spec(LEDGER)
-    topics = topics_of(spec)
-    untouched = seed_rows(spec, tmp_path, ROWS, SEED)
-    fleet.start()
-    log = audit.open_log(tmp_path)
-    traffic = Traffic([fleet.url(name) for name in fleet.of("gateway")], SEED)
-    askers = {name: Asker(fleet.url(name)) for name in fleet.of("inference")}
-    ends_now = Watch([partial(_ends, log, topics.samples)])
-    dense = Watch([partial(fleet.applied_by, name) for name in fleet.of("trainer")])
-    stored = Watch([_Stored(stores["FRESHET_COMMON_ROWS_URL"], spec)])
-    versions = Watch([partial(audit.applied_by_newest_version, tmp_path)])
-    progress = Progress(ends_now, dense, versions, stored, traffic, askers)
-    storm = Storm(fleet, kafka, redis_cluster, progress, random.Random(SEED), GAP_S, KINDS)
-    traffic.start()
-    try:
-        wait_until("samples are trained on", lambda: sum(fleet.applied().values()) > 200, within_s=120)
+
+    run.survives(LEDGER, COUNTS, KINDS, FAULTS, rows=ROWS)
+
+
+@pytest.mark.usefixtures("healed")
+@pytest.mark.parametrize("name", os.environ.get("FRESHET_TEST_SUMS", "int8 async").split())
+def test_faults_keep_lossy_sums_of_dense_gradients_exact(run: Run, name: str) -> None:
+    print(f"\nFRESHET_TEST_SEED={SEED} FRESHET_TEST_FAULTS={FAULTS} FRESHET_TEST_SUMS={name}")
+    folder = shutil.copytree(LEDGER.parent, run.folder / "spec")
+    lines = LEDGER.read_text().splitlines()
+    how = 'mode = "async"\naverage_every = 8' if name == "async" else f'reduce = "{name}"'
+    lines.insert(lines.index("[train]") + 1, how + '\npublish_codec = "int8"')
+    (folder / LEDGER.name).write_text("\n".join(lines))
+
+    run.survives(folder / LEDGER.name, FEW, OF_RANKS, math.ceil(FAULTS / 5), lossy=name != "async")
+
+
+@dataclass
+class Run:
+    """A fleet in a storm of faults, and its audit."""
+
+    kafka: Kafka
+    redis: RedisCluster
+    stores: Mapping[str, str]
+    folder: Path
+
+    def survives(
+        self,
+        spec_file: Path,
+        counts: Mapping[str, int],
+        kinds: Sequence[tuple[str, Way]],
+        faults: int,
+        *,
+        rows: int = 0,
+        lossy: bool = False,
+    ) -> None:
+        """Start a fleet, strike it while events come, let it come to rest, and audit it.
+
+        Args:
+            spec_file: of the ledger model.
+            counts: {role: processes}.
+            kinds: faults of a round.
+            faults: how often it is struck.
+            rows: rows that are there before it starts.
+            lossy: sums of dense gradients have a carry, so that the weights that are served are not all.
+        """
+        spec = load_spec(spec_file)
+        untouched = seed_rows(spec, self.folder, rows, SEED) if rows else 0
+        fleet = Fleet(spec_file, self.folder, self.stores, counts)
+        try:
+            self._run(fleet, spec, kinds, faults, untouched, lossy=lossy)
+        finally:
+            fleet.kill()
+
+    def _run(
+        self,
+        fleet: Fleet,
+        spec: Spec,
+        kinds: Sequence[tuple[str, Way]],
+        faults: int,
+        untouched: int,
+        *,
+        lossy: bool,
+    ) -> None:
+        folder, topics = self.folder, topics_of(spec)
+        fleet.start()
+        log = audit.open_log(folder)
+        traffic = Traffic([fleet.url(name) for name in fleet.of("gateway")], SEED)
+        askers = {name: Asker(fleet.url(name)) for name in fleet.of("inference")}
+        ends_now = Watch([partial(_ends, log, topics.samples)])
+        dense = Watch([partial(fleet.applied_by, name) for name in fleet.of("trainer")])
+        stored = Watch([_Stored(self.stores["FRESHET_COMMON_ROWS_URL"], spec)])
+        versions = Watch([partial(audit.applied_by_newest_version, folder)])
+        progress = Progress(ends_now, dense, versions, stored, traffic, askers)
+        storm = Storm(fleet, self.kafka, self.redis, progress, random.Random(SEED), GAP_S, kinds)
+        traffic.start()
+        try:
+            wait_until("samples are trained on", lambda: sum(fleet.applied().values()) > 200, within_s=120)
+            wait_until(
+                "every replica serves", lambda: all(a.ask() == "200" for a in askers.values()), within_s=120
+            )
+            for asker in askers.values():
+                asker.start()
+            with ends_now, dense, versions, stored:
+                storm.run(faults)
+        finally:
+            traffic.stop()
+            for asker in askers.values():
+                asker.stop()
+            print(storm.report())
+        assert not traffic.errors
+        fleet.drain(log, topics, folder, len(traffic.impressions))
+        books = audit.read_books(log, topics)
+        for name in askers:
+            wait_until_nothing_differs(partial(self._served, books, fleet.url(name), lossy), within_s=30)
+        joined: dict[str, Any] = {}
         wait_until(
-            "every replica serves", lambda: all(a.ask() == "200" for a in askers.values()), within_s=120
+            "the joiners say how they are",
+            lambda: bool(joined.update(fleet.joined()) or joined),
+            within_s=60,
         )
-        for asker in askers.values():
-            asker.start()
-        with ends_now, dense, versions, stored:
-            storm.run(FAULTS)
-    finally:
-        traffic.stop()
-        for asker in askers.values():
-            asker.stop()
-        print(storm.report())
-    assert not traffic.errors
-    fleet.drain(log, topics, tmp_path, len(traffic.impressions))
-    books = audit.read_books(log, topics)
-    for name in askers:
-        wait_until_nothing_differs(partial(audit.against_serving, books, fleet.url(name)), within_s=30)
-    joined: dict[str, Any] = {}
-    wait_until(
-        "the joiners say how they are", lambda: bool(joined.update(fleet.joined()) or joined), within_s=60
-    )
-    ledger, ends = joined["ledger"], read_to(log, topics.samples)
-    log.close()
-    fleet.stop()
-    print(_summary(traffic, askers, storm, books))
-    late = ledger["events"]
-    in_time = len(traffic.impressions) - late["impressions_late"]
-    assert list(audit.against_joiner(books, ledger, in_time)) == []
-    excused = late["actions_late"] + late["actions_orphan"] + late["impressions_late"]
-    labels = tuple(label.name for label in spec.labels)
-    wrong = audit.against_acknowledged(books, traffic.impressions, traffic.actions, labels, excused=excused)
-    assert list(wrong) == []
-    assert list(audit.against_offsets(ends, tmp_path, spec)) == []
-    assert list(audit.against_rows(books, tmp_path, spec, untouched)) == []
-    assert list(audit.against_dense(books, tmp_path)) == []
-    assert _errors(askers, storm) == {}
-    assert _held_up_training(storm) == []
-    unexplained = [end for end in storm.ended if "Unavailable" not in end and UNWRITTEN not in end]
-    assert unexplained == [], "a process may end by itself only at its start, for want of a server"
+        ledger, ends = joined["ledger"], read_to(log, topics.samples)
+        log.close()
+        fleet.stop()
+        print(_summary(traffic, askers, storm, books))
+        late = ledger["events"]
+        in_time = len(traffic.impressions) - late["impressions_late"]
+        assert list(audit.against_joiner(books, ledger, in_time)) == []
+        excused = late["actions_late"] + late["actions_orphan"] + late["impressions_late"]
+        labels = tuple(label.name for label in spec.labels)
+        wrong = audit.against_acknowledged(
+            books, traffic.impressions, traffic.actions, labels, excused=excused
+        )
+        assert list(wrong) == []
+        assert list(audit.against_offsets(ends, folder, spec)) == []
+        assert list(audit.against_rows(books, folder, spec, untouched)) == []
+        assert list(audit.against_dense(books, folder)) == []
+        assert _errors(askers, storm) == {}
+        assert _held_up_training(storm) == []
+        unexplained = [end for end in storm.ended if "Unavailable" not in end and UNWRITTEN not in end]
+        assert unexplained == [], "a process may end by itself only at its start, for want of a server"
 
-
-def _joined(fleet: Fleet) -> Mapping[str, Any]:
-    """The ledger of all joiners, once they answer: a busy machine lets one look pass."""
-    found: dict[str, Any] = {}
-
-    def answer() -> bool:
-        found.update(fleet.joined())
-        return bool(found)
-
-    wait_until("the joiners say how they are", answer, within_s=60)
-    ledger: Mapping[str, Any] = found["ledger"]
-    return ledger
+    def _served(self, books: audit.Books, inference: str, lossy: bool) -> Iterator[str]:
+        count, hashes = audit.dense_of(self.folder)[1].tolist()
+        return audit.against_serving(books, inference, (round(count), round(hashes)) if lossy else None)
 
 
 def _ends(log: EventLog, topic: str) -> Mapping[int, int]:
