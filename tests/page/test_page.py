@@ -180,7 +180,7 @@ def test_an_empty_system_says_where_figures_will_appear(console: Console, opened
 def test_wires_say_what_they_save_and_links_why(console: Console, opened: Opened) -> None:
     page = live(opened(console(worlds.learning()).url))
 
-    for words in ("batch", "user,item", "uint8", "90,000", "3×", "0.41 %"):
+    for words in ("batch", "user,item", "uint8", "90,000", "3×", "0.41 %", "150"):
         expect(page.locator("#wires tbody tr")).to_contain_text(words)
     for words in ("10.0.0.7:7103", "int8", "busy 4.1% of the time"):
         expect(page.locator("#links tbody tr")).to_contain_text(words)

@@ -149,6 +149,7 @@ def learning_state(now: int, drift: int) -> dict[str, Any]:
                 "bytes_raw": 6_480_000,
                 "bytes_wire": 2_160_000,
                 "error": 0.0041,
+                "codec_s": 0.0135,
             }
         ],
         "links": [

@@ -9,8 +9,8 @@ of victims, not its timing. `FRESHET_TEST_ROWS` rows (10,000) are there from the
 for them: shards load them as they start. `pytest -s` shows how long the work stood still.
 
 Lossy sums of dense gradients, and averages, get a smaller fleet, whose two ranks and embedder are struck:
-`FRESHET_TEST_SUMS="int8 async"` names them, each with a fifth of the faults. Rows are published in int8 there,
-and are served exactly once nothing has changed for 10 s.
+`FRESHET_TEST_SUMS="int8 async"` names them, each with a fifth of the faults. Rows are published in int8
+there, and are served exactly once nothing has changed for 10 s.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ SHOWN_LINKS = 8
 
 
 def _wires(figures: Mapping[str, Any], which: str) -> Iterator[str]:
-    """Yield the codecs of a process's links with their reasons, and what they save on each wire."""
+    """Yield the codecs of a process's links with their reasons, and what they save and cost on each wire."""
     links = figures.get("codecs", {})
     for address, ways in [*links.items()][:SHOWN_LINKS]:
         choices = "; ".join(f"{way} {choice['codec']}: {choice['why']}" for way, choice in ways.items())
@@ -131,11 +131,15 @@ def _wires(figures: Mapping[str, Any], which: str) -> Iterator[str]:
         yield f"          {len(links) - SHOWN_LINKS} more links; --json has them"
     for wire, groups in figures.get("wires", {}).items():
         carried = [counts for codecs in groups.values() for counts in codecs.values()]
-        raw, sent = (sum(counts[key] for counts in carried) for key in ("bytes_raw", "bytes_wire"))
+        raw, sent, rows = (sum(c[key] for c in carried) for key in ("bytes_raw", "bytes_wire", "rows"))
         errors = [c["relative_error"] for c in carried if c["relative_error"] is not None]
         if 0 < sent < raw:
             error = f", relative error up to {max(errors):.2%}" if errors else ""
-            yield f"          {wire}: {raw / sent:.1f} times shorter than fp32{error}"
+            coding_ns = 1e9 * sum(c["encode_s"] + c["decode_s"] for c in carried) / rows
+            yield (
+                f"          {wire}: {raw / sent:.1f} times shorter than fp32{error}; "
+                f"encoding and decoding take {coding_ns:.0f} ns a row"
+            )
 
 
 def _event_lines(joiner: Mapping[str, Any]) -> Iterator[str]:

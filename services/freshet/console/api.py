@@ -129,6 +129,7 @@ WIRE = record(
         "bytes_raw": integer("of these rows in fp32"),
         "bytes_wire": integer("as they were sent"),
         "error": nullable(number(), "relative; of the process with the largest"),
+        "codec_s": number("spent to encode and decode them, at both ends"),
     },
 )
 LINK = record(

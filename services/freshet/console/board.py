@@ -57,13 +57,17 @@ WIRE_ENDS = ("trainer", "embedder", "paramserver")
 
 
 def wires_of(look: Look) -> list[dict[str, Any]]:
-    """Return rows and bytes of each wire, by tables and codec, and the error of the least exact process."""
+    """Return rows and bytes of each wire, by tables and codec, the error of the least exact process, and the
+    time that both ends spent to encode and decode."""
     found: dict[tuple[str, ...], dict[str, Any]] = {}
+    codec_s: dict[tuple[str, ...], float] = {}
     known: set[str] = set()
     for role in WIRE_ENDS:
         here: dict[tuple[str, ...], dict[str, Any]] = {}
         for figures in look.figures_of(role).values():
             for path, counts in _leaves(figures.get("wires"), 3):
+                for key in ("encode_s", "decode_s"):
+                    codec_s[path] = codec_s.get(path, 0.0) + (number(counts.get(key)) or 0.0)
                 if path[0] not in known:
                     one = here.setdefault(path, {"rows": 0, "bytes_raw": 0, "bytes_wire": 0, "error": None})
                     for key in ("rows", "bytes_raw", "bytes_wire"):
@@ -73,8 +77,8 @@ def wires_of(look: Look) -> list[dict[str, Any]]:
         known |= {path[0] for path in here}
         found |= here
     return [
-        {"wire": wire, "tables": tables, "codec": codec, **counts}
-        for (wire, tables, codec), counts in found.items()
+        {"wire": path[0], "tables": path[1], "codec": path[2], **counts, "codec_s": codec_s[path]}
+        for path, counts in found.items()
         if counts["rows"]
     ]
 

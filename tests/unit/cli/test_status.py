@@ -85,8 +85,9 @@ def test_unusable_samples_are_counted_by_reason():
 
 
 def test_links_say_which_codec_they_use_and_why():
-    counts = {"rows": 10, "bytes_raw": 1000, "bytes_wire": 250, "relative_error": 0.004}
-    exact = {"rows": 10, "bytes_raw": 1000, "bytes_wire": 1000, "relative_error": None}
+    seconds = {"encode_s": 1e-6, "decode_s": 3e-6}
+    counts = {"rows": 10, "bytes_raw": 1000, "bytes_wire": 250, "relative_error": 0.004, **seconds}
+    exact = {"rows": 10, "bytes_raw": 1000, "bytes_wire": 1000, "relative_error": None, **seconds}
     ways = {
         "rows": {"codec": "int8", "why": "busy 4.0% of the time at 12 MB/s, in fp32 14%"},
         "gradients": {"codec": "fp32", "why": "as set"},
@@ -102,7 +103,10 @@ def test_links_say_which_codec_they_use_and_why():
         "gradients fp32: as set"
     ) in text
     assert "2 more links; --json has them" in text
-    assert "batch: 4.0 times shorter than fp32, relative error up to 0.40%" in text
+    assert (
+        "batch: 4.0 times shorter than fp32, relative error up to 0.40%; "
+        "encoding and decoding take 400 ns a row"
+    ) in text
     assert "gradients: " not in text, "what is not shortened needs no line"
 
 

@@ -259,7 +259,8 @@ def test_the_lag_is_that_of_the_slowest_replica() -> None:
 
 
 def counts(rows: int, error: float | None) -> dict[str, Any]:
-    return {"rows": rows, "bytes_raw": 72 * rows, "bytes_wire": 24 * rows, "relative_error": error}
+    seconds = {"encode_s": rows * 1e-6, "decode_s": rows * 2e-6}
+    return {"rows": rows, "bytes_raw": 72 * rows, "bytes_wire": 24 * rows, "relative_error": error, **seconds}
 
 
 def test_each_wire_is_counted_at_one_of_its_ends() -> None:
@@ -280,6 +281,7 @@ def test_each_wire_is_counted_at_one_of_its_ends() -> None:
         ("lookup", 30, 720, 0.01),
         ("publish", 7, 168, None),
     ]
+    assert found["batch"]["codec_s"] == pytest.approx((5 + 6 + 11) * 3e-6), "both ends"
 
 
 def test_links_say_which_codec_they_use_and_why() -> None:
