@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -193,19 +193,29 @@ class TrainerProcess:
             "stage_seconds": {**source["stage_seconds"], **self.trainer.stage_seconds()},
             "lag_blocks": self._cached_lag(),
             **({} if self._alone else {"ranks": self.training_loop.status()}),
+            "wires": self._with_dense(source.get("wires", {})),
+            "codecs": {**source.get("codecs", {}), **self._choice_of_ranks()},
             "measures": quality.summary,
             "lately": quality.lately,
             "open": quality.open,
         }
 
     def wires(self) -> WiresStatus:
-        """Return what the wires of rows carried; of rows in this process, what was published."""
-        found: WiresStatus = self.source.status().get("wires", {})
-        return found
+        """Return what the wires carried: of rows, of rows published by this process, of dense gradients."""
+        return self._with_dense(self.source.status().get("wires", {}))
 
     def progress(self) -> Mapping[str, Any]:
         """Return the applied and published offsets, which the console polls often."""
         return {"applied": dict(self.ledger.applied), **self.source.progress()}
+
+    def _with_dense(self, wires: WiresStatus) -> WiresStatus:
+        counts = {codec: asdict(counts) for codec, counts in [*self.state.sums.counts.items()]}
+        return {**wires, "dense": {"weights": counts}} if counts else wires
+
+    def _choice_of_ranks(self) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
+        """Return the codec of sums with other ranks, once there was one."""
+        sums = self.state.sums
+        return {"other ranks": {"gradients": sums.choice}} if sums.counts else {}
 
     def _open_stream(self, group: ProcessGroup, lanes: int) -> BatchStream:
         self._stream = self.source.stream(group, lanes, self.ledger.applied_offsets)
@@ -247,7 +257,7 @@ def restore_state(context: ModelContext, versions: VersionStore, log_id: str, de
         try_out(spec, device=device)
     start = restart_point(versions, context.spec_hash, log_id)
     adam = model if isinstance(model, FreezesVariance) else None
-    sums = GradientSums(build_reducer(spec, model), adam=adam)
+    sums = GradientSums(build_reducer(spec, model), adam=adam, name=spec.train.reduce)
     if start is None:
         first = {
             p: context.log.bounds(TopicPartition(topics.samples, p)).start for p in range(spec.partitions)

@@ -122,8 +122,8 @@ TABLE = record(
 WIRE = record(
     "WireSeen",
     {
-        "wire": text("lookup, push, batch, gradients or publish"),
-        "tables": text("of a store group"),
+        "wire": text("lookup, push, batch, gradients, publish or dense"),
+        "tables": text("of a store group, or weights"),
         "codec": text(),
         "rows": integer("since the processes began"),
         "bytes_raw": integer("of these rows in fp32"),

@@ -5,6 +5,7 @@ Letters: d floats of a gradient.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast, runtime_checkable
@@ -15,10 +16,11 @@ from numpy.typing import NDArray
 from freshet.errors import Mismatch
 from freshet.model import FreezesVariance, Lane, StepResult
 from freshet.trainer.process_group import ProcessGroup
-from freshet.trainer.reducers import ObservesLoss, Reducer
+from freshet.trainer.reducers import ChoosesCodec, ObservesLoss, Reducer
 from freshet.trainer.reducers.one_bit_adam import MomentumReducer
 from freshet.trainer.reducers.plain import PlainReducer
-from freshet.types import F32, F64
+from freshet.types import F32, F64, U8
+from freshet.wires.row_wire import RowCounts
 
 __all__ = ["CARRY", "MEAN_CARRY", "SUMS", "GradientSums", "SharesState"]
 
@@ -54,13 +56,33 @@ class GradientSums:
     reducer: Reducer = field(default_factory=PlainReducer)
     carry: F32 | None = None  # (d,) result of the last flush, which the next step adds; None: zeros
     adam: FreezesVariance | None = None  # the model, if it has one
+    name: str = "fp32"  # of the reducer, as `train.reduce` has it
     carry_of_mean: bool = field(default=False, init=False)  # see MEAN_CARRY
+    counts: dict[str, RowCounts] = field(default_factory=dict, init=False)
+    """By codec what this rank sent; `bytes_raw`: what whole gradients would have been; `encode_s`: to encode
+    and to decode. Bytes of a sum of whole arrays are counted as those of a ring, 2 (n - 1) / n of them."""
     _owed: bool = field(default=False, init=False)  # the reducer may hold residuals
 
     @property
     def lossy(self) -> bool:
         """Whether a step may deliver less than the whole sum, so that not every step is a flush point."""
         return not isinstance(self.reducer, PlainReducer)
+
+    @property
+    def codec(self) -> str:
+        """The codec in use."""
+        return self.reducer.codec if isinstance(self.reducer, ChoosesCodec) else self.name
+
+    @property
+    def choice(self) -> Mapping[str, str]:
+        """The codec in use, and why."""
+        why = self.reducer.reason if isinstance(self.reducer, ChoosesCodec) else "as set"
+        return {"codec": self.codec, "why": why}
+
+    @property
+    def flush_due(self) -> bool:
+        """Whether the reducer of rank 0 wants a flush, to change its codec."""
+        return isinstance(self.reducer, ChoosesCodec) and self.reducer.flush_due
 
     def reduce(
         self, group: ProcessGroup | None, lanes: Sequence[Lane], results: Sequence[StepResult] = ()
@@ -83,6 +105,8 @@ class GradientSums:
         buffers = first.reduce_buffers()
         if group is not None and not self.lossy:
             group.reduce(buffers)  # all buffers in one call, so that their messages overlap
+            size = sum(buffer.nbytes for buffer in buffers if buffer.dtype == np.float32)
+            self._count(group, size, _ring_bytes(size, group.size), 0.0)
         if (group is not None and self.lossy) or self.carry is not None:
             large = [cast(F32, buffer) for buffer in buffers if buffer.dtype == np.float32]
             gradient = large[0] if len(large) == 1 else _joined(large)
@@ -100,7 +124,9 @@ class GradientSums:
         """
         if not self._owed:
             return
-        flushed = self.reducer.flush(group)
+        counted, codec = _CountingCollectives(group), self.codec
+        flushed = self.reducer.flush(counted)
+        self.counts.setdefault(codec, RowCounts()).bytes_wire += counted.sent
         total = flushed if self.carry is None else self.carry + flushed
         self.carry = total if total.any() else None
         self.carry_of_mean = isinstance(self.reducer, MomentumReducer)
@@ -149,15 +175,22 @@ class GradientSums:
         if not len(gradient):
             return
         self._owed = True
-        if isinstance(self.reducer, MomentumReducer):
-            rows = self._rows(lane)
-            gradient /= rows
-            self.reducer.reduce(group, gradient)
-            gradient *= rows  # by which the model divides
-        else:
-            self.reducer.reduce(group, gradient)
+        rows = self._rows(lane) if isinstance(self.reducer, MomentumReducer) else np.float32(1)
+        gradient /= rows
+        counted, began = _CountingCollectives(group), time.perf_counter()
+        self.reducer.reduce(counted, gradient)
+        coding_s = time.perf_counter() - began - counted.waited_s
+        self._count(group, gradient.nbytes, counted.sent, coding_s)
+        gradient *= rows  # by which the model divides
         if isinstance(self.reducer, ObservesLoss) and loss[1] > 0:
             self.reducer.observe(float(loss[0] / loss[1]))
+
+    def _count(self, group: ProcessGroup, size: int, sent: int, coding_s: float) -> None:
+        counts = self.counts.setdefault(self.codec, RowCounts())
+        counts.rows += 1
+        counts.bytes_raw += _ring_bytes(size, group.size)
+        counts.bytes_wire += sent
+        counts.encode_s += coding_s
 
     def _rows(self, lane: Lane) -> np.float32:
         """Return by how many rows the model divides a lane's gradient, once sums are those of all ranks."""
@@ -182,6 +215,43 @@ class GradientSums:
         else:
             gradient += self.carry
         self.carry = None
+
+
+class _CountingCollectives:
+    """The collectives of a group, the bytes that this rank sends by them, and the time that they take."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.rank, self.size, self._group = group.rank, group.size, group
+        self.sent = 0
+        self.waited_s = 0.0
+
+    def reduce(self, buffers: Sequence[F32 | F64]) -> None:
+        """Sum each (N,) array over the ranks in place."""
+        began = time.perf_counter()
+        self._group.reduce(buffers)
+        self.waited_s += time.perf_counter() - began
+        self.sent += _ring_bytes(sum(buffer.nbytes for buffer in buffers), self.size)
+
+    def all_to_all(self, parts: Sequence[U8], sizes: Sequence[int] | None = None) -> list[U8]:
+        """Send part j, (N_j,) bytes, to rank j; returns the parts for this rank."""
+        began = time.perf_counter()
+        received = self._group.all_to_all(parts, sizes)
+        self.waited_s += time.perf_counter() - began
+        self.sent += sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)
+        return received
+
+    def all_gather(self, part: U8, sizes: Sequence[int] | None = None) -> list[U8]:
+        """Return the (N_i,) bytes of every rank in rank order."""
+        began = time.perf_counter()
+        received = self._group.all_gather(part, sizes)
+        self.waited_s += time.perf_counter() - began
+        self.sent += part.nbytes * (self.size - 1)
+        return received
+
+
+def _ring_bytes(size: int, ranks: int) -> int:
+    """Return the bytes that a rank sends to sum an array of `size` bytes by a ring."""
+    return 2 * (ranks - 1) * size // ranks
 
 
 def _loss_and_rows(results: Sequence[StepResult]) -> F64:

@@ -280,7 +280,9 @@ class StepCoordinator:
             change=self.hooks.must_regroup(),
             # Only the leader proposes these, so all ranks do them together.
             measures=self.group.rank == 0 and self._is_exchange_due(),
-            flush=self.group.rank == 0 and self.sums.lossy and self.hooks.flush_due(),
+            flush=self.group.rank == 0
+            and self.sums.lossy
+            and (self.hooks.flush_due() or self.sums.flush_due),
         )
         proposals = self.group.gather(mine)
         _check(mine, proposals)

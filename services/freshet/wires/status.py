@@ -59,7 +59,8 @@ WIRE_METRICS = (
         "rows",
         "Rows and gradients of rows that this process encoded or decoded, by wire (lookup and push between "
         "shard and its client, batch and gradients between embedder and trainer, publish to serving), tables "
-        "of a store group, and the codec in which they travelled.",
+        "of a store group, and the codec in which they travelled. Wire dense, tables weights: the gradients "
+        "of dense weights that this rank summed with others, one a step.",
         _LABELS,
         at=partial(_figure, "rows"),
     ),
@@ -83,7 +84,7 @@ WIRE_METRICS = (
         "freshet_wire_encode_seconds",
         "counter",
         "seconds",
-        "Time spent to encode them.",
+        "Time spent to encode them, and for dense gradients to decode them.",
         _LABELS,
         at=partial(_figure, "encode_s"),
     ),

@@ -37,6 +37,7 @@ from freshet.trainer.quality import Quality
 from freshet.trainer.reducers import Reducer
 from freshet.trainer.reducers.dct import SHARE, Dct
 from freshet.trainer.reducers.group_codecs import IntegerCodec, SignCodec
+from freshet.trainer.reducers.ladder import LadderReducer
 from freshet.trainer.reducers.levels import AdaptiveLevels
 from freshet.trainer.reducers.plain import PlainReducer
 from freshet.trainer.reducers.two_phase import TwoPhase
@@ -50,6 +51,7 @@ from tests.integration.ranks.shared_rows import PARTITIONS, SharedRows, SharedSt
 REDUCERS: Mapping[str, Callable[[], Reducer]] = {
     "plain": PlainReducer,
     "half": HalfReducer,
+    "auto": lambda: LadderReducer(2),
     "int8": lambda: TwoPhase(IntegerCodec(8), 2),
     "adaquantfl": lambda: AdaptiveLevels(2),
     "dct": lambda: Dct([2], SHARE),

@@ -159,7 +159,9 @@ def test_a_stopped_rank_leaves_between_steps_and_loses_nothing(ranks: Ranks) -> 
 
 
 @pytest.mark.parametrize(
-    "how", [("--mode", "async"), *(("--reducer", name) for name in ("half", "int8", "dct"))], ids=" ".join
+    "how",
+    [("--mode", "async"), *(("--reducer", name) for name in ("half", "auto", "int8", "dct"))],
+    ids=" ".join,
 )
 def test_killed_and_joining_ranks_keep_dense_weights_exact(ranks: Ranks, how: tuple[str, str]) -> None:
     first, second = (ranks.start(*how) for _ in range(2))
@@ -172,5 +174,5 @@ def test_killed_and_joining_ranks_keep_dense_weights_exact(ranks: Ranks, how: tu
     second.steps_among(2)
     third.steps_among(2)
 
-    ranks.check(ranks.finish(second, third), rounds=how[1] in ("int8", "dct"))
+    ranks.check(ranks.finish(second, third), rounds=how[1] in ("auto", "int8", "dct"))
     assert second.said("end")[-1]["lost"] == 1

@@ -163,12 +163,13 @@ class Train:
         Integer(1, 4096),
         default=16,
     )
-    reduce: Literal["fp32", "int8", "int4", "adaquantfl", "dct", "1bit-adam"] = tunable(
+    reduce: Literal["fp32", "auto", "int8", "int4", "adaquantfl", "dct", "1bit-adam"] = tunable(
         "modes hybrid and sync: how ranks sum dense gradients; fp32: every step sends them whole; the others "
         "send a part in each step, and the rest with later steps (error feedback): int8, int4: rounded; "
+        "auto: fp32, int8 or int4, the most exact one that makes no step a twentieth longer; "
         "adaquantfl: rounded to more levels as the loss falls; dct: the largest twentieth; "
         "1bit-adam: signs of the momentum, once Adam's variance is steady",
-        Choice(("fp32", "int8", "int4", "adaquantfl", "dct", "1bit-adam")),
+        Choice(("fp32", "auto", "int8", "int4", "adaquantfl", "dct", "1bit-adam")),
         default="fp32",
     )
     lanes: int | None = deployment(

@@ -251,7 +251,7 @@ class _Rules(Requirements):
         named = f"model.kind {model.kind!r}" + (" without the expert deep" if model.kind == "hedge" else "")
         self.require(
             train.reduce != "1bit-adam" or not without.get(model.kind), "train.reduce", train.reduce,
-            "fp32, int8, int4, adaquantfl or dct", f"it sums Adam's momenta, and {named} has none",
+            "fp32, auto, int8, int4, adaquantfl or dct", f"it sums Adam's momenta, and {named} has none",
         )  # fmt: skip
         names = [f.name for f in self.spec.features if f.kind in SINGLE]
         for i, name in enumerate(train.segments):

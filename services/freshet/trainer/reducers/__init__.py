@@ -19,7 +19,7 @@ from typing import Protocol, runtime_checkable
 
 from freshet.types import F32, F64, U8
 
-__all__ = ["Collectives", "ObservesLoss", "Reducer"]
+__all__ = ["ChoosesCodec", "Collectives", "ObservesLoss", "Reducer"]
 
 
 class Collectives(Protocol):
@@ -74,3 +74,18 @@ class ObservesLoss(Protocol):
 
     def observe(self, loss: float) -> None:
         """Take the mean loss of the last step over all ranks, equal on all."""
+
+
+@runtime_checkable
+class ChoosesCodec(Protocol):
+    """A `Reducer` that changes its codec, at flushes only."""
+
+    reason: str  # of the choice
+
+    @property
+    def codec(self) -> str:
+        """The codec in use."""
+
+    @property
+    def flush_due(self) -> bool:
+        """Whether rank 0 wants a flush, to change it."""

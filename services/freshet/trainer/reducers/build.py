@@ -12,6 +12,7 @@ from freshet.model import DenseModel, FreezesVariance, NamesTensors
 from freshet.trainer.reducers import Reducer
 from freshet.trainer.reducers.dct import SHARE, Dct
 from freshet.trainer.reducers.group_codecs import IntegerCodec
+from freshet.trainer.reducers.ladder import LadderReducer
 from freshet.trainer.reducers.levels import AdaptiveLevels
 from freshet.trainer.reducers.one_bit_adam import MomentumReducer, OneBitAdam
 from freshet.trainer.reducers.plain import PlainReducer
@@ -28,10 +29,10 @@ def build_reducer(spec: Spec, model: DenseModel) -> Reducer:
     match spec.train.reduce:
         case "fp32":
             return PlainReducer()
-        case "int8":
-            return TwoPhase(IntegerCodec(8), _gradient_size(model))
-        case "int4":
-            return TwoPhase(IntegerCodec(4), _gradient_size(model))
+        case "auto":
+            return LadderReducer(_gradient_size(model))
+        case "int8" | "int4" as name:
+            return TwoPhase(IntegerCodec(int(name.removeprefix("int"))), _gradient_size(model))
         case "adaquantfl":
             return AdaptiveLevels(_gradient_size(model))
         case "dct":
@@ -47,7 +48,7 @@ def _momentum_reducer(spec: Spec, model: DenseModel) -> MomentumReducer:
             "spec",
             "train.reduce",
             "1bit-adam",
-            "fp32, int8, int4, adaquantfl or dct",
+            "fp32, auto, int8, int4, adaquantfl or dct",
             f"it sums Adam's momenta, and model.kind {spec.model.kind!r} has none",
         )
     return MomentumReducer(OneBitAdam(size, warmup_steps=spec.model.dense_warmup_steps), model)

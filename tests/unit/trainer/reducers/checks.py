@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from freshet.trainer.gradient_sums import SharesState
 from freshet.trainer.reducers import Collectives, Reducer
 from freshet.trainer.reducers.one_bit_adam import Moments, OneBitAdam
 from freshet.types import F32, F64, U8
@@ -71,6 +72,8 @@ def check_conserved(make: Make, size: int, steps: int, ranks: Sequence[int] = (2
         for reducer in reducers[1:n]:
             if isinstance(reducer, AdamReducer) and isinstance(reducers[0], AdamReducer):
                 reducer.join(reducers[0])
+            elif isinstance(reducer, SharesState) and isinstance(reducers[0], SharesState):
+                reducer.load_state(reducers[0].state())
 
         def work(group: ThreadCollectives) -> Sums:
             reducer = reducers[group.rank]

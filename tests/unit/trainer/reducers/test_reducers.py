@@ -12,6 +12,7 @@ from freshet.errors import Corrupt
 from freshet.trainer.reducers import Collectives, dct
 from freshet.trainer.reducers.dct import Dct
 from freshet.trainer.reducers.group_codecs import GroupCodec, IntegerCodec, SignCodec
+from freshet.trainer.reducers.ladder import LadderReducer
 from freshet.trainer.reducers.levels import AdaptiveLevels
 from freshet.trainer.reducers.sparse_frame import Values, decode_frame
 from freshet.trainer.reducers.two_phase import TwoPhase
@@ -36,6 +37,14 @@ SIZE = 600
 ENDS = [500, 530, SIZE]
 """Ends of the segments of `Dct`: one with a threshold, two that are sent whole."""
 
+
+def ladder_at_int8(rank: int) -> LadderReducer:
+    """A ladder that has left whole gradients."""
+    ladder = LadderReducer(SIZE)
+    ladder.load_state({"codec": np.array([1])})
+    return ladder
+
+
 MAKES: dict[str, Make] = {
     "int8": lambda rank: TwoPhase(IntegerCodec(8), SIZE),
     "int4": lambda rank: TwoPhase(IntegerCodec(4), SIZE),
@@ -44,8 +53,18 @@ MAKES: dict[str, Make] = {
     "dct": lambda rank: Dct(ENDS, 0.02),
     "dct_fp16": lambda rank: Dct(ENDS, 0.02, Values.FP16, refresh_steps=100),
     "adam": lambda rank: AdamReducer(SIZE, 40),
+    "ladder": ladder_at_int8,
 }
-BOUNDS = {"int8": 0.01, "int4": 0.2, "sign": 10, "levels": 2, "dct": 30, "dct_fp16": 30, "adam": 30}
+BOUNDS = {
+    "int8": 0.01,
+    "int4": 0.2,
+    "sign": 10,
+    "levels": 2,
+    "dct": 30,
+    "dct_fp16": 30,
+    "adam": 30,
+    "ladder": 0.2,
+}
 """Largest residual over the largest gradient."""
 
 each = pytest.mark.parametrize("name", MAKES)
