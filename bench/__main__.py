@@ -56,6 +56,7 @@ BY_HAND = {
     "early": "AUC of early emission as served, beside emission by windows; needs the retail stream",
     "live": "AUC of two lanes, shards and embedders beside a backtest of one; needs the retail stream",
     "wires": "bytes a sample on each wire by codec, and the AUC with each; needs the retail stream",
+    "dense_links": "sums of dense gradients over a slow link, by reducer; needs root and iproute2",
     "links": "codecs and modes over a slow link between network namespaces; needs root and iproute2",
     "publish": "bytes of published rows by codec, and the AUC of serving; needs the retail stream",
     "reducers": "bytes of dense gradients by reducer, and AUC with each, on a stream that drifts",

@@ -57,6 +57,7 @@ class TrainerOptions:
     lanes: int | None = None  # None: by the spec, or by the machine's cores
     device: str = "cpu"
     address: str = "127.0.0.1"  # of this host, as other ranks reach it
+    site: str = ""  # mode async: ranks of one site step together
     answer_s: float = LEASE_S  # time after which a rank without an answer is lost
     drain_s: float | None = None  # time for the last flush, and to close, after `stop`; None: no limit
 
@@ -110,6 +111,7 @@ class TrainerProcess:
                 membership,
                 state,
                 self._open_stream,
+                site=options.site,
                 native_loop=self.source.native_loop(state.model, lanes),
             )
             self.trainer = Trainer(
@@ -257,7 +259,8 @@ def restore_state(context: ModelContext, versions: VersionStore, log_id: str, de
         try_out(spec, device=device)
     start = restart_point(versions, context.spec_hash, log_id)
     adam = model if isinstance(model, FreezesVariance) else None
-    sums = GradientSums(build_reducer(spec, model), adam=adam, name=spec.train.reduce)
+    reduce = "fp32" if spec.train.mode == "async" else spec.train.reduce
+    sums = GradientSums(build_reducer(spec, model), adam=adam, name=reduce)
     if start is None:
         first = {
             p: context.log.bounds(TopicPartition(topics.samples, p)).start for p in range(spec.partitions)
@@ -313,6 +316,7 @@ def run(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             options = TrainerOptions(
                 device=own.device,
                 address=own.advertised_host or settings.common.bind_address,
+                site=own.site,
                 answer_s=own.rank_answer_ms / 1000,
             )
             source = (

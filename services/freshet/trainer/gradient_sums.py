@@ -175,13 +175,15 @@ class GradientSums:
         if not len(gradient):
             return
         self._owed = True
-        rows = self._rows(lane) if isinstance(self.reducer, MomentumReducer) else np.float32(1)
-        gradient /= rows
+        rows = self._rows(lane) if isinstance(self.reducer, MomentumReducer) else None
+        if rows is not None:
+            gradient /= rows
         counted, began = _CountingCollectives(group), time.perf_counter()
         self.reducer.reduce(counted, gradient)
         coding_s = time.perf_counter() - began - counted.waited_s
         self._count(group, gradient.nbytes, counted.sent, coding_s)
-        gradient *= rows  # by which the model divides
+        if rows is not None:
+            gradient *= rows  # by which the model divides
         if isinstance(self.reducer, ObservesLoss) and loss[1] > 0:
             self.reducer.observe(float(loss[0] / loss[1]))
 

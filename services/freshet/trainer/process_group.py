@@ -144,6 +144,12 @@ class ProcessGroup(Protocol):
     def broadcast(self, data: bytes | None, source: int) -> bytes:
         """Return the bytes of rank `source`; the other ranks pass None."""
 
+    def split(self, site: str) -> ProcessGroup:
+        """Return a new group of the ranks that gave the same `site`, in their order here.
+
+        Its fence is this group's. This group stays usable; the caller closes both.
+        """
+
     def close(self) -> None:
         """Close the connections; ranks that still wait in the group get RankLost. Idempotent."""
 
@@ -180,6 +186,10 @@ class LocalProcessGroup:
         if data is None or source != 0:
             raise ValueError(f"a group of one rank cannot receive from rank {source}")
         return data
+
+    def split(self, site: str) -> ProcessGroup:
+        """Return another group of this rank."""
+        return LocalProcessGroup(self.fence)
 
     def close(self) -> None:
         """Do nothing: the group holds no connection."""

@@ -88,6 +88,7 @@ class TrainingLoop:
         state: DenseState,
         open_stream: StreamFactory,
         *,
+        site: str = "",
         native_loop: NativeLoop | None = None,
         prepare: Callable[[], None] = lambda: None,
     ) -> None:
@@ -98,12 +99,13 @@ class TrainingLoop:
             membership: of this rank.
             state: of this rank.
             open_stream: opens the batch stream of a quorum.
+            site: mode `async`: name of the site of this rank; ranks of a site step together. Empty: alone.
             native_loop: of a native model; streams are `RunStream` then.
             prepare: runs first in each lane's thread.
         """
         self._train, self._clock = context.spec.train, context.clock
         self.membership, self._state, self._open_stream = membership, state, open_stream
-        self._native_loop, self._prepare = native_loop, prepare
+        self._native_loop, self._prepare, self._site = native_loop, prepare, site
         self.quorums = 0  # that this rank was in
         self.lost = 0  # quorums that ended because a rank was lost
         self._past = dict.fromkeys(STAGES, 0.0)
@@ -152,8 +154,28 @@ class TrainingLoop:
     def _run_quorum(self, group: ProcessGroup, callback: TrainingCallback, stop: threading.Event) -> None:
         state = self._state
         state.sync(group)
+        site = group.split(self._site or f"rank {group.rank}") if self._average_every else None
+        try:
+            self._run_in_site(group, site, callback, stop)
+        finally:
+            if site is not None:
+                site.close()
+
+    def _run_in_site(
+        self,
+        group: ProcessGroup,
+        site: ProcessGroup | None,
+        callback: TrainingCallback,
+        stop: threading.Event,
+    ) -> None:
+        state = self._state
         coordinator = StepCoordinator(
-            group, state.ledger, sums=state.sums, average_every=self._average_every, clock=self._clock
+            group,
+            state.ledger,
+            sums=state.sums,
+            average_every=self._average_every,
+            site=site,
+            clock=self._clock,
         )
         coordinator.hooks = self._hooks(callback, keeps=not coordinator.every_step_flushes)
         if not coordinator.every_step_flushes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -181,8 +181,9 @@ class StepCoordinator:
 
     Ranks that step together decide on the same proposals in the same order, so they get the same vector. A
     batch is one dense step for them, because the vector cannot express a position within a batch at which a
-    rank was lost. In mode `async` each rank steps alone and meets the others to average: after
-    `average_every` rounds with a step, after AVERAGE_S, or as soon as it has no batch.
+    rank was lost. In mode `async` each rank steps alone, or together with those of its site, and meets the
+    others to average: after `average_every` rounds with a step, after AVERAGE_S, or as soon as its site has
+    no batch.
 
     One lane at a time calls the coordinator, between two dense steps.
     """
@@ -191,8 +192,9 @@ class StepCoordinator:
     ledger: DenseLedger
     hooks: RankHooks = field(default_factory=RankHooks)
     sums: GradientSums = field(default_factory=GradientSums)
-    average_every: int = 0  # rounds alone between two averagings; 0: the ranks step together
+    average_every: int = 0  # rounds between two averagings; 0: all ranks step together
     clock: Clock = SYSTEM_CLOCK
+    site: ProcessGroup | None = None  # with `average_every`: the ranks that step together; None: each alone
     _before: Mapping[int, int] = field(default_factory=dict, init=False)  # the vector before this round
     _exchanged_s: float = field(default=float("-inf"), init=False)
     _averaged_s: float = field(default=0.0, init=False)
@@ -227,7 +229,11 @@ class StepCoordinator:
                 return _over(batches)
         elif not self.average_every:
             return self._agree_together(step, batches, leaving=leaving)
-        elif self._is_average_due(batches):
+        elif self.site is not None and self.site.size > 1:
+            return self._agree_in_site(self.site, step, batches, leaving=leaving)
+        elif self._is_average_due() or all(
+            batch is None for batch in batches
+        ):  # it must not delay the others
             proposals = self._average(step, len(batches), leaving=leaving)
             step = max(proposal.step for proposal in proposals)
             if _ends(proposals):
@@ -254,13 +260,13 @@ class StepCoordinator:
     def reduce(self, lanes: Sequence[Lane], results: Sequence[StepResult] = ()) -> Sequence[Lane]:
         """Sum the gradients; returns the lanes that hold the sums for the step.
 
-        See `GradientSums.reduce`. Every rank makes the same step, unless each steps alone.
+        See `GradientSums.reduce`. The ranks that step together make the same step.
 
         Raises RankLost: the vector is as before this round; the gradients are void.
         """
-        alone = self.group.size == 1 or self.average_every
+        group = self.site if self.average_every else self.group
         try:
-            return self.sums.reduce(None if alone else self.group, lanes, results)
+            return self.sums.reduce(None if group is None or group.size == 1 else group, lanes, results)
         except RankLost:
             self.ledger.applied = dict(self._before)
             raise
@@ -275,7 +281,7 @@ class StepCoordinator:
         mine = Proposal(
             step=step,
             vector=vector_checksum(self.ledger.applied),
-            lanes=tuple(None if b is None else ProposedBatch(b.ranges, _weighted_rows(b)) for b in batches),
+            lanes=_proposed(batches),
             leaving=leaving,
             change=self.hooks.must_regroup(),
             # Only the leader proposes these, so all ranks do them together.
@@ -293,22 +299,57 @@ class StepCoordinator:
             self.hooks.flush_point()
         if over:
             return _over(batches)
+        return self._decide(self.group, step, proposals)[0]
+
+    def _agree_in_site(
+        self, site: ProcessGroup, step: int, batches: Sequence[TrainBatch | None], *, leaving: bool
+    ) -> Agreed:
+        """Gather the proposals of the site's ranks, average with other sites if that is due, and decide."""
+        mine = Proposal(
+            step=step,
+            vector=vector_checksum(self.ledger.applied),
+            lanes=_proposed(batches),
+            flush=site.rank == 0 and self._is_average_due(),
+        )
+        proposals = site.gather(mine)
+        _check(mine, proposals)
+        idle = all(lane is None for proposal in proposals for lane in proposal.lanes)
+        others = False
+        if idle or any(proposal.flush for proposal in proposals):
+            # The ranks of a site have one state, of which the first sends that of all.
+            self._rows_alone *= site.rank == 0
+            of_all = self._average(step, len(batches), leaving=leaving)
+            step = max(proposal.step for proposal in of_all)
+            if _ends(of_all):
+                return _over(batches)
+            others = any(p.flush for rank, p in enumerate(of_all) if rank != self.group.rank)
+        agreed, rows = self._decide(site, step, proposals)
+        self._rows_alone += rows
+        self._rounds_alone += rows > 0
+        return replace(agreed, others=agreed.others or others)
+
+    def _decide(self, group: ProcessGroup, step: int, proposals: Sequence[Proposal]) -> tuple[Agreed, int]:
+        """Decide on the batches that the ranks of a group proposed, and advance the vector.
+
+        Returns this rank's part, and the weighted samples of all batches that count.
+        """
         self._before = dict(self.ledger.applied)
         proposed = [lane for proposal in proposals for lane in proposal.lanes]
         verdicts = self.ledger.decide([None if lane is None else lane.ranges for lane in proposed])
-        steps = any(
-            lane is not None and lane.rows > 0 and verdict is BatchVerdict.LEARN
+        rows = sum(
+            lane.rows
             for lane, verdict in zip(proposed, verdicts, strict=True)
+            if lane is not None and verdict is BatchVerdict.LEARN
         )
-        first = self.group.rank * len(batches)
-        stop = first + len(batches)
+        lanes = len(proposals[group.rank].lanes)
+        first = group.rank * lanes
+        stop = first + lanes
         others = any(lane is not None for lane in [*proposed[:first], *proposed[stop:]])
-        return Agreed(verdicts[first:stop], steps, others=others, step=step)
+        return Agreed(verdicts[first:stop], rows > 0, others=others, step=step), rows
 
-    def _is_average_due(self, batches: Sequence[TrainBatch | None]) -> bool:
-        idle = all(batch is None for batch in batches)  # it must not delay ranks that wait for it later
+    def _is_average_due(self) -> bool:
         waited = self.clock.monotonic() >= self._averaged_s + AVERAGE_S
-        return idle or waited or self._rounds_alone >= self.average_every
+        return waited or self._rounds_alone >= self.average_every
 
     def _average(self, step: int, lanes: int, *, leaving: bool) -> Sequence[Proposal]:
         """Meet the other ranks and make all dense states one; returns the proposals of all ranks."""
@@ -342,6 +383,10 @@ class StepCoordinator:
             return False
         self._exchanged_s = now
         return True
+
+
+def _proposed(batches: Sequence[TrainBatch | None]) -> tuple[ProposedBatch | None, ...]:
+    return tuple(None if b is None else ProposedBatch(b.ranges, _weighted_rows(b)) for b in batches)
 
 
 def _ends(proposals: Sequence[Proposal]) -> bool:

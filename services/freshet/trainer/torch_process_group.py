@@ -22,7 +22,15 @@ from torch import distributed as _distributed
 from freshet.errors import ConfigError
 from freshet.http.addresses import Address, address_of
 from freshet.trainer.membership import Quorum, QuorumOptions
-from freshet.trainer.process_group import Proposal, RankLost, decode_proposal, encode_proposal, proposal_size
+from freshet.trainer.process_group import (
+    LocalProcessGroup,
+    ProcessGroup,
+    Proposal,
+    RankLost,
+    decode_proposal,
+    encode_proposal,
+    proposal_size,
+)
 from freshet.types import F32, F64, U8
 
 distributed: Any = _distributed
@@ -82,14 +90,25 @@ def _device(address: str) -> Any:
 class TorchProcessGroup:
     """A `freshet.trainer.process_group.ProcessGroup` of several ranks."""
 
-    def __init__(self, store: Store, quorum: Quorum, rank: int, options: QuorumOptions) -> None:
+    def __init__(
+        self,
+        store: Store,
+        quorum: Quorum,
+        rank: int,
+        options: QuorumOptions,
+        part: Sequence[int] | None = None,
+    ) -> None:
         """Connect to the other ranks of the quorum as its `rank`; `store` is the quorum's.
+
+        `part`: its ranks that form this group; None: all.
 
         Raises:
             RankLost: not all ranks connected.
             ConfigError: this torch lacks the transport of GLOO_DEVICE_TRANSPORT.
         """
-        self.rank, self.size, self.fence = rank, len(quorum.members), quorum.fence
+        ranks = range(len(quorum.members)) if part is None else part
+        self.rank, self.size, self.fence = ranks.index(rank), len(ranks), quorum.fence
+        self._quorum, self._options, self._rank = quorum, options, rank
         self._store, self._closed = store, False
         self._proposal_size = proposal_size(quorum.lanes, options.partitions)
         self._proposals = torch.zeros(self.size * self._proposal_size, dtype=torch.int64)
@@ -97,9 +116,10 @@ class TorchProcessGroup:
         gloo._devices = [_device(options.address)]
         gloo._timeout = _seconds(options.form_s)
         gloo._threads = 2  # the two sums of a step run concurrently
+        name = f"world-{int(quorum.fence)}" + ("" if part is None else f"-{part[0]}")
         try:
-            prefix = distributed.PrefixStore(f"world-{int(quorum.fence)}", store)
-            self._group = distributed.ProcessGroupGloo(prefix, rank, self.size, gloo)
+            prefix = distributed.PrefixStore(name, store)
+            self._group = distributed.ProcessGroupGloo(prefix, self.rank, self.size, gloo)
             self._count_ranks()
         except RuntimeError as error:
             _raise_lost(error)
@@ -171,6 +191,14 @@ class TorchProcessGroup:
         if len(whole):
             self._wait(lambda: [self._group.broadcast([whole], options)])
         return whole.numpy().tobytes()
+
+    def split(self, site: str) -> ProcessGroup:
+        """Return a group of the ranks that gave the same `site`. Raises RankLost: not all connected."""
+        sites = self.exchange(site.encode())
+        ranks = [rank for rank, of_rank in enumerate(sites) if of_rank == sites[self.rank]]
+        if len(ranks) == 1:
+            return LocalProcessGroup(self.fence)
+        return TorchProcessGroup(self._store, self._quorum, self._rank, self._options, ranks)
 
     def close(self) -> None:
         """Close the connections."""

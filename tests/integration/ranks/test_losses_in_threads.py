@@ -106,6 +106,7 @@ class World:
     waiting: set[int] = field(default_factory=set)
     groups: dict[int, tuple[Quorum, Mortal]] = field(default_factory=dict)
     version: FlushPoint | None = None
+    sites: int = 0  # 0: each rank is one
     kills: int = KILLS
     started: int = 0
     fence: int = 0
@@ -144,6 +145,10 @@ class Mortal(Member):
 
     owner: Rank = None  # type: ignore[assignment]  # fields before it have defaults
 
+    def split(self, site: str) -> Member:
+        part = super().split(site)
+        return Mortal(part.all, part.rank, part.size, part.fence, owner=self.owner)
+
     def swap(self, call: str, value: Any) -> list[Any]:
         owner = self.owner
         dies = owner.fuel == 0
@@ -177,7 +182,9 @@ class Rank:
             progress.steps, applied = version.step, dict(version.applied)
         shared = SharedMeasures(quality)
         self.state = DenseState(model, DenseLedger(applied), quality, shared, progress, "ledger", sums)
-        self.loop = TrainingLoop(context, cast(Membership, self), self.state, self.open_stream)
+        site = f"site {number % world.sites}" if world.sites else ""
+        member = cast(Membership, self)
+        self.loop = TrainingLoop(context, member, self.state, self.open_stream, site=site)
         self.thread = threading.Thread(target=self.run, name=f"rank-{number}", daemon=True)
 
     def run(self) -> None:
@@ -255,12 +262,12 @@ def assert_complete(dense: list[float], vector: Mapping[int, int]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("kind", [*REDUCERS, "async"])
+@pytest.mark.parametrize("kind", [*REDUCERS, "async", "sites"])
 def test_lost_ranks_lose_no_sample(kind: str, seed: int) -> None:
     train, reducer = replace(load_spec(SPEC).train, batch_wait_ms=5), REDUCERS.get(kind, PlainReducer)
-    if kind == "async":
+    if kind in ("async", "sites"):
         train = replace(train, mode="async", average_every=3)
-    world = World(train, reducer, random.Random(seed))
+    world = World(train, reducer, random.Random(seed), sites=2 if kind == "sites" else 0)
     for _ in range(RANKS):
         world.start()
     deadline, pause = time.monotonic() + WITHIN_S, threading.Event()

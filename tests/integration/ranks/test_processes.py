@@ -176,3 +176,18 @@ def test_killed_and_joining_ranks_keep_dense_weights_exact(ranks: Ranks, how: tu
 
     ranks.check(ranks.finish(second, third), rounds=how[1] in ("auto", "int8", "dct"))
     assert second.said("end")[-1]["lost"] == 1
+
+
+def test_ranks_of_a_site_are_killed_and_join_as_others_do(ranks: Ranks) -> None:
+    here, there = ("--mode", "async", "--site", "here"), ("--mode", "async", "--site", "there")
+    first, second, third = ranks.start(*here), ranks.start(*here), ranks.start(*there)
+    for rank in (first, second, third):
+        rank.steps_among(3)
+
+    first.process.kill()  # the one that stood for its site
+    second.steps_among(2)
+    fourth = ranks.start(*here)
+    for rank in (second, third, fourth):
+        rank.steps_among(3)
+
+    ranks.check(ranks.finish(second, third, fourth))

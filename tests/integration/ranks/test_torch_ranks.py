@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ ROOT = Path(__file__).parents[3]
 PARTITIONS = 4
 FORM_S = 30.0
 ANSWER_S = 30.0
+HOSTS: list[object] = []
+"""The store of the newest groups, which they need to split."""
 SPEC = make_spec(ids=3, dims=(16,), dense=((True, False),), deep=(32, 16))
 
 
@@ -57,7 +60,8 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
 def groups(
     size: int, *, fence: int = 1, lanes: int = 1, answer_s: float = ANSWER_S, address: str = "127.0.0.1"
 ) -> list[TorchProcessGroup]:
-    _, place = host_store(address, FORM_S)
+    host, place = host_store(address, FORM_S)
+    HOSTS[:] = [host]
     quorum = Quorum({member: Fence(member) for member in range(size)}, place, lanes, Fence(fence))
     options = QuorumOptions(address, lanes, PARTITIONS, FORM_S, answer_s)
     return at_once(
@@ -74,6 +78,25 @@ def made(request: pytest.FixtureRequest) -> Iterator[list[TorchProcessGroup]]:
     yield found
     for group in found:
         group.close()
+
+
+def test_ranks_of_a_site_have_a_group_of_their_own() -> None:
+    three = groups(3)
+    sites = at_once(*(partial(group.split, name) for group, name in zip(three, "aba", strict=True)))
+    sums = [np.array([n], np.float32) for n in (1.0, 10.0, 100.0)]
+    at_once(*(partial(site.reduce, [of_rank]) for site, of_rank in zip(sites, sums, strict=True)))
+    of_all = [np.array([n], np.float32) for n in (1.0, 10.0, 100.0)]
+    at_once(*(partial(group.reduce, [of_rank]) for group, of_rank in zip(three, of_all, strict=True)))
+    sites[2].close()
+
+    with pytest.raises(RankLost):
+        sites[0].reduce([np.ones(1, np.float32)])
+    for group in (*sites, *three):
+        group.close()
+
+    assert [(site.rank, site.size) for site in sites] == [(0, 2), (0, 1), (1, 2)]
+    assert [float(of_rank[0]) for of_rank in sums] == [101.0, 10.0, 101.0]
+    assert [float(of_rank[0]) for of_rank in of_all] == [111.0] * 3
 
 
 def test_proposals_arrive_in_rank_order(made: list[TorchProcessGroup]) -> None:

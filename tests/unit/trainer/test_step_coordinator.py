@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -286,6 +287,59 @@ def test_averaging_gives_the_same_vector_despite_a_change_wish() -> None:
     two = ranks(2, average_every=1, change=lambda: True)
     assert all(a.over for a in agree(two, [[None], [None]]))
     assert [rank.vectors for rank in two] == [[OFFSETS]] * 2
+
+
+def in_sites(names: tuple[str, ...], average_every: int) -> list[Rank]:
+    """Ranks that step together with those of the same site."""
+    made = ranks(len(names), average_every=average_every)
+    sites = {name: Together(names.count(name)) for name in names}
+    for i, name in enumerate(names):
+        place = names[:i].count(name)
+        made[i].coordinator.site = Member(sites[name], place, names.count(name))
+    return made
+
+
+def test_ranks_of_a_site_step_together_between_averagings() -> None:
+    three = in_sites(("a", "b", "a"), average_every=2)
+    pair, other = (three[0], three[2]), three[1]
+    first = [agree(pair, [[batch(0, 0, 2)], [batch(2, 0, 1)]])]
+    first.append(agree(pair, [[batch(0, 2, 4)], [None]], step=1))
+    vectors = [dict(rank.coordinator.ledger.applied) for rank in pair]
+    calls = [list(rank.member.calls) for rank in three]
+
+    agreed = agree([three[0], other, three[2]], [[batch(0, 4, 5)], [None], [batch(2, 1, 2)]], step=2)
+
+    assert [[a.steps for a in both] for both in first] == [[True, True], [True, True]]
+    assert vectors == [{**OFFSETS, 0: 4, 2: 1}] * 2, "one vector, with the partitions of both"
+    assert calls == [[], [], []], "an idle rank of a site does not make the sites meet"
+    assert [rank.averaged for rank in three] == [[(5, 2)], [(0, 2)], [(0, 2)]], "one rank stands for its site"
+    assert [a.steps for a in agreed] == [True, False, True]
+
+
+def test_gradients_are_summed_within_a_site_only() -> None:
+    three = in_sites(("a", "b", "a"), average_every=9)
+    lanes = [Sums(np.array([n], np.float32)) for n in (1.0, 10.0, 100.0)]
+
+    results_of(*(partial(r.coordinator.reduce, [cast(Lane, s)]) for r, s in zip(three, lanes, strict=True)))
+
+    assert [float(lane.own[0]) for lane in lanes] == [101.0, 10.0, 101.0]
+
+
+def test_a_site_without_batches_averages_and_may_leave() -> None:
+    two = in_sites(("a", "a"), average_every=9)
+
+    waits = agree(two, [[None], [None]])
+    ended = agree(two, [[None], [None]], stopping=1)
+
+    assert [a.over for a in (*waits, *ended)] == [False, False, True, True]
+
+
+def test_ranks_of_a_site_that_differ_are_lost() -> None:
+    two = in_sites(("a", "a"), average_every=9)
+    two[1].coordinator.ledger.applied[0] = 7
+
+    with pytest.raises(RankLost, match="differ"):
+        agree(two, [[batch(0, 0, 1)], [None]])
 
 
 def test_rank_alone_makes_no_exchange() -> None:

@@ -253,6 +253,12 @@ class Trainer:
     advertised_host: str = deployment(
         "host at which other ranks connect to this one; without it, the bind address", HOST, default=""
     )
+    site: str = deployment(
+        "mode async: the rank's site, such as a host or a zone; ranks of one site sum their gradients in "
+        "every step, and the sites average their dense states. Without it each rank is a site of its own",
+        Text("at most 60 letters, digits, ., - and _", r"[A-Za-z0-9._-]{0,60}"),
+        default="",
+    )
     rank_answer_ms: int = deployment(
         "time-out of a rank's response during a step; the others then continue without it",
         Duration(100, MINUTE),

@@ -22,11 +22,11 @@ __all__ = ["build_reducer"]
 
 
 def build_reducer(spec: Spec, model: DenseModel) -> Reducer:
-    """Build the reducer of `train.reduce` for the gradient of a model.
+    """Build the reducer of `train.reduce` for the gradient of a model; mode `async` sums whole gradients.
 
     Raises ConfigError if the model's optimiser is not the one that it needs.
     """
-    match spec.train.reduce:
+    match "fp32" if spec.train.mode == "async" else spec.train.reduce:
         case "fp32":
             return PlainReducer()
         case "auto":
