@@ -58,6 +58,7 @@ BY_HAND = {
     "wires": "bytes a sample on each wire by codec, and the AUC with each; needs the retail stream",
     "dense_links": "sums of dense gradients over a slow link, by reducer; needs root and iproute2",
     "links": "codecs and modes over a slow link between network namespaces; needs root and iproute2",
+    "hidden_cut": "thresholds at a hidden cut or on rows, beside int8 rows: bytes, and AUC of cold ids too",
     "publish": "bytes of published rows by codec, and the AUC of serving; needs the retail stream",
     "reducers": "bytes of dense gradients by reducer, and AUC with each, on a stream that drifts",
     "streams": "downloads real streams from packages as ready samples; lists sources and licences",

@@ -41,7 +41,7 @@ from freshet.trainer.quality import Quality
 from freshet.trainer.reducers.build import build_reducer
 from freshet.trainer.service import Trainer, TrainingLoop
 from freshet.trainer.state_sync import DenseState, Progress, SharedMeasures
-from freshet.trainer.step_coordinator import DenseLedger
+from freshet.trainer.step_coordinator import AVERAGE_S, DenseLedger
 from freshet.trainer.version_writer import Pins, VersionWriter, restart_point
 from freshet.types import Bucket, TopicPartition
 from freshet.versions import VersionStore
@@ -104,7 +104,13 @@ class TrainerProcess:
             )
             pins = Pins(context.log, context.topics.versions)
             cleanup.add("pins", pins.close)
-            terms = QuorumOptions(options.address, lanes, spec.partitions, answer_s=options.answer_s)
+            terms = QuorumOptions(
+                options.address,
+                lanes,
+                spec.partitions,
+                answer_s=options.answer_s,
+                meet_s=AVERAGE_S if spec.train.mode == "async" else 0.0,
+            )
             membership = self.source.membership(terms, self._is_stopping)
             self.training_loop = TrainingLoop(
                 context,
@@ -196,7 +202,7 @@ class TrainerProcess:
             "lag_blocks": self._cached_lag(),
             **({} if self._alone else {"ranks": self.training_loop.status()}),
             "wires": self._with_dense(source.get("wires", {})),
-            "codecs": {**source.get("codecs", {}), **self._choice_of_ranks()},
+            "codecs": {**self._choice_of_ranks(), **source.get("codecs", {})},
             "measures": quality.summary,
             "lately": quality.lately,
             "open": quality.open,

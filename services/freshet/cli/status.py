@@ -138,7 +138,7 @@ def _wires(figures: Mapping[str, Any], which: str) -> Iterator[str]:
             coding_ns = 1e9 * sum(c["encode_s"] + c["decode_s"] for c in carried) / rows
             yield (
                 f"          {wire}: {raw / sent:.1f} times shorter than fp32{error}; "
-                f"encoding and decoding take {coding_ns:.0f} ns a row"
+                f"encoding and decoding take {coding_ns:.0f} ns a {'sum' if wire == 'dense' else 'row'}"
             )
 
 

@@ -32,7 +32,7 @@ from freshet.embedder.block_decoder import BlockDecoders, refused_metrics
 from freshet.embedder.core import PARTITION
 from freshet.embedder.lane import LanePartitions
 from freshet.embedder.pipeline import BatchPipeline
-from freshet.errors import Fenced, FreshetError, Unavailable
+from freshet.errors import Fenced, Unavailable
 from freshet.http.addresses import Address
 from freshet.log.context import ModelContext
 from freshet.observability.metrics import CachedGauge, Metric
@@ -115,7 +115,7 @@ class BatchServer:
         self._fences: dict[int, Fence] = {}  # newest fence of each rank
         self._turns: dict[int, int] = {}
         self._next_id = 0
-        self.failed: FreshetError | None = None  # fatal error of the log or the rows
+        self.failed: Exception | None = None  # of the log, the rows or a lane, which ends the embedder
         self.served_batches = self.served_samples = self.served_bytes = 0
         self.rewinds = self.void_rows = 0  # of streams that have ended
 
@@ -163,7 +163,7 @@ class BatchServer:
             raise Unavailable(
                 f"a partition of lane {header.global_lane} has another embedder: {error}"
             ) from error
-        except FreshetError as error:
+        except Exception as error:  # a lane that has failed would answer every request with its error
             self.failed = error
             raise
         if found is None:
@@ -330,6 +330,7 @@ class Embedder:
         Raises:
             Fenced: another process claimed this one's membership lease.
             DataLost, Corrupt: as the log and the row service do; an operator must act.
+            Exception: a lane has failed by an error of its own, which a restart may mend.
         """
         self._server.start()
         name, context = self._place.name, self._context

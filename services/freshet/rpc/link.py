@@ -112,7 +112,11 @@ class Link:
         request = encode_frame(Frame(Kind.REQUEST))
         self.count(LinkCounts(sent_frames=1, sent_bytes=len(request)))
         try:
-            for data in call(request, timeout=timeout_s, metadata=self._metadata):
+            answers = call(request, timeout=timeout_s, metadata=self._metadata)
+        except ValueError as error:  # gRPC's for a closed channel: another thread has closed it
+            raise Unavailable(f"{self.address}: the connection was closed") from error
+        try:
+            for data in answers:
                 self.count(LinkCounts(received_bytes=len(data)))
                 frame = whole.add_frame(decode_frame(data, max_bytes=self.transport.max_message_bytes))
         except grpc.RpcError as error:

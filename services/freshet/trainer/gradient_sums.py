@@ -81,8 +81,8 @@ class GradientSums:
 
     @property
     def flush_due(self) -> bool:
-        """Whether the reducer of rank 0 wants a flush, to change its codec."""
-        return isinstance(self.reducer, ChoosesCodec) and self.reducer.flush_due
+        """Whether rank 0 wants a flush, to change its codec, and there may be something to flush."""
+        return self._owed and isinstance(self.reducer, ChoosesCodec) and self.reducer.flush_due
 
     def reduce(
         self, group: ProcessGroup | None, lanes: Sequence[Lane], results: Sequence[StepResult] = ()

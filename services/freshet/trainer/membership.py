@@ -35,8 +35,8 @@ QUORUM_CLAIM = "world"
 MEMBER_PREFIX = "trainer:"
 
 GRACE_S = 0.25
-"""Seconds that former members of a broken quorum wait for the others; all ranks notice a reset connection in
-a fraction of it."""
+"""Seconds that former members of a broken quorum wait for the others. Ranks that meet in every step notice a
+reset connection in a fraction of it; others when they meet next (`QuorumOptions.meet_s`)."""
 
 
 def member_claim(member: int) -> str:
@@ -115,7 +115,11 @@ class MembershipSnapshot:
 
 
 def may_write_quorum(
-    snapshot: MembershipSnapshot, member: int, former: Fence | None, waited_s: float
+    snapshot: MembershipSnapshot,
+    member: int,
+    former: Fence | None,
+    waited_s: float,
+    grace_s: float = GRACE_S,
 ) -> bool:
     """Return whether this waiting member must write the next quorum now.
 
@@ -124,6 +128,7 @@ def may_write_quorum(
         member: number of the waiting member.
         former: fence of the quorum that it was in; None if it was in none.
         waited_s: seconds that it has waited.
+        grace_s: seconds in which other members of that quorum observe its failure.
     """
     waiting = list(snapshot.waiting())
     if member not in waiting:
@@ -133,7 +138,7 @@ def may_write_quorum(
     if snapshot.quorum is None or snapshot.quorum.fence != former:
         return False  # the member has not observed the failure of that quorum
     # Members try one after the other, the lowest first: which of them observed the failure is unknown.
-    return waited_s >= GRACE_S * (1 + waiting.index(member))
+    return waited_s >= grace_s * (1 + waiting.index(member))
 
 
 log = structlog.get_logger("freshet.trainer")
@@ -157,6 +162,7 @@ class QuorumOptions:
     partitions: int  # of the model
     form_s: float = 2 * LEASE_S  # time-out of forming a process group
     answer_s: float = LEASE_S  # time-out of each collective; a rank silent for longer is lost
+    meet_s: float = 0.0  # longest time between two collectives of all ranks, beside a step
 
     def lanes_of(self, ranks: int) -> int:
         """Return the lanes of each of `ranks` ranks: at most one lane a partition."""
@@ -351,7 +357,8 @@ class Membership:
             quorum = snapshot.quorum
             if quorum is not None and quorum.rank(self._member, self._lease.fence) is not None:
                 return quorum
-            if may_write_quorum(snapshot, self._member, former, self._clock.monotonic() - since):
+            waited_s, grace_s = self._clock.monotonic() - since, GRACE_S + self._options.meet_s
+            if may_write_quorum(snapshot, self._member, former, waited_s, grace_s):
                 self._write_quorum(snapshot)
             else:
                 self._pause.wait(POLL_S)

@@ -299,3 +299,18 @@ def test_fenced_push_ends_the_stream_but_not_the_embedder(scene):
     stream.push_gradients(0, batch, gradients_of(batch))
     assert drain(scene, stream, {0: 1, 1: 0})[-1:] == [1]
     assert embedder.batches.failed is None
+
+
+def test_a_defect_of_a_lane_ends_its_embedder(scene, monkeypatch):
+    """A failed lane answers each request with its error: only a new process makes a new lane."""
+    embedder = scene.embedder(range(PARTITIONS))
+    stream = scene.rank(lambda: dict.fromkeys(range(PARTITIONS), embedder.address))
+    monkeypatch.setattr(scene.rows, "applied", lambda: 1 // 0)
+
+    def failed() -> bool:
+        stream.next_batch(0, 0.01)
+        return embedder.batches.failed is not None
+
+    wait_for(failed, DEADLINE_S)
+
+    assert isinstance(embedder.batches.failed, ZeroDivisionError)

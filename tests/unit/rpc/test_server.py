@@ -489,6 +489,16 @@ def test_a_listener_that_is_gone_is_unavailable():
         calling(server, PLAIN, [a_frame()])
 
 
+def test_a_connection_closed_by_another_thread_is_unavailable():
+    """A caller may hold a link that was closed as its shard went; a ValueError would end it for good."""
+    with closing_link(lambda frame: b"") as link:
+        link.close()
+
+        with pytest.raises(Unavailable, match="the connection was closed"):
+            link.call("Applied", 1.0)
+        assert isinstance(link.ask("Echo", lambda number: b"").exception(), Unavailable)
+
+
 def test_a_port_that_is_taken_is_an_error_of_the_settings():
     with listening() as server, pytest.raises(ConfigError, match="port that is free"):
         FrameServer(f"127.0.0.1:{server.port}", PLAIN).start()

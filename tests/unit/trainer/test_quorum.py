@@ -55,6 +55,7 @@ def test_former_members_exclude_the_lost_after_the_grace() -> None:
 
     assert writers(broken, 10, 0.5 * GRACE_S) == []
     assert writers(broken, 10, GRACE_S) == [1]
+    assert not may_write_quorum(broken, 1, Fence(10), 2 * GRACE_S, 3 * GRACE_S), "others meet less often"
     assert writers(broken, 9, LONG) == []  # members of an earlier quorum have not observed this failure
 
 

@@ -152,13 +152,13 @@ class Train:
     )
     mode: Literal["hybrid", "sync", "async"] = tunable(
         "hybrid: rows are looked up ahead within staleness_rows, dense gradients are summed over ranks; "
-        "sync: the next lookup waits for the step's pushes; async: as hybrid, but each rank steps alone, and "
-        "the ranks average their dense states every average_every rounds",
+        "sync: the next lookup waits for the step's pushes; async: as hybrid, but each rank, or each site of "
+        "ranks, steps alone, and they average their dense states every average_every rounds",
         Choice(("hybrid", "sync", "async")),
         default="hybrid",
     )
     average_every: int = tunable(
-        "mode async: rounds that a rank makes between two averagings, each with a batch a lane; they "
+        "mode async: rounds that a rank or site makes between two averagings, with a batch a lane each; they "
         "average at least once a second, and if one is lost, the others make their rounds since then again",
         Integer(1, 4096),
         default=16,

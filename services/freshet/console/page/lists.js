@@ -220,7 +220,7 @@ export class Wires {
         { head: "in fp32", class: "num", cell: (w) => bytes(num(w.bytes_raw)) },
         { head: "shorter", class: "num", cell: (w) => `${times(num(w.bytes_raw), num(w.bytes_wire))}×` },
         { head: "error", class: "num", cell: (w) => percent(num(w.error)) },
-        { head: "coding, ns a row", class: "num", cell: (w) => whole(nanoseconds(num(w.codec_s), num(w.rows))) },
+        { head: "coding, ns each", class: "num", cell: (w) => whole(nanoseconds(num(w.codec_s), num(w.rows))) },
       ],
       "Wires appear here once rows were sent to serving, or travel between processes.",
       "cards",

@@ -43,7 +43,7 @@ MOST_STEPS, LEAST_STEPS, PROBE_S = 16, 3, 0.5
 """Timed steps of a probe of one codec: MOST_STEPS, or fewer once they took PROBE_S, but LEAST_STEPS."""
 
 EVERY_S, SHARE = 30.0, 0.02
-"""Seconds between two rounds of probes; longer if probes would take more than SHARE of the time."""
+"""Seconds between two rounds of probes; longer if slower codecs would cost more than SHARE of the time."""
 
 CHANGED, SOONER = 1.5, 0.1
 """If the time of a sum changes by the ratio CHANGED, the next round comes after SOONER of this time."""
@@ -97,11 +97,11 @@ class LadderReducer:
         self._clock = clock
         self._at = self._chosen = 0  # the codec in use, and the one of the last round of probes
         self._place: tuple[int, int] | None = None  # rank and ranks
-        self._ended: float | None = None  # the last sum; None: the next is the first with its codec
+        self._ended: float | None = None  # the last sum; None: the next is not timed
         self._times = Times()  # with the codec in use
         self._probed: dict[int, Times] = {}  # of this round of probes
         self._probing = True
-        self._began = self._rounded = clock()  # this round of probes; the end of the last one
+        self._rounded = clock()  # the end of the last round
         self._pause = 0.0  # between two rounds
         self._sum_s = 0.0  # with the chosen codec, in the last round
         self.reason = "nothing has been measured yet"
@@ -126,13 +126,12 @@ class LadderReducer:
         """
         if self._place != (group.rank, group.size):
             self._place = (group.rank, group.size)
-            self._probing, self._probed, self._began = True, {}, self._clock()
-            self._restart()
+            self._probe_anew()
         began = self._clock()
         self._reducers[self._at].reduce(group, gradient)
         ended, before = self._clock(), self._ended
         self._ended = ended
-        if before is not None:  # the first sum with a codec allocates its memory
+        if before is not None:  # neither the first sum with a codec, which allocates, nor one after a flush
             self._times.add(ended - began, ended - before)
 
     def flush(self, group: Collectives) -> F32:
@@ -144,14 +143,18 @@ class LadderReducer:
         codec = np.zeros(1)
         if group.rank == 0:
             codec[0] = self._next_codec() if self.flush_due else self._at
+        else:
+            self.reason = "rank 0 chose it, and says why"
         group.reduce([codec])
         self._change_to(int(codec[0]))
+        self._ended = None
         return rest
 
     def reset(self) -> None:
-        """Forget residuals."""
+        """Forget residuals, and what was timed: a rank was lost, or this one has joined."""
         for reducer in self._reducers:
             reducer.reset()
+        self._probe_anew()
 
     def state(self) -> Mapping[str, NDArray[Any]]:
         """Return the place of the codec in LADDER."""
@@ -164,24 +167,25 @@ class LadderReducer:
 
     def _change_to(self, codec: int) -> None:
         if codec != self._at:
-            self._at = codec
-            self._restart()
+            self._at, self._times, self._ended = codec, Times(), None
 
-    def _restart(self) -> None:
-        self._times, self._ended = Times(), None
+    def _probe_anew(self) -> None:
+        self._probing, self._probed, self._times, self._ended = True, {}, Times(), None
 
     def _next_codec(self) -> int:
         """Return the codec to use from now on: the next to be probed, or the one that the probes favour."""
         now = self._clock()
         if not self._probing:
-            self._probing, self._probed, self._began = True, {}, now
+            self._probing, self._probed = True, {}
         self._probed[self._at] = self._times
         missing = [codec for codec in range(len(LADDER)) if codec not in self._probed]
         if missing and not (0 in self._probed and self._probed[0].is_slack):
             return missing[0]
         self._choose()
         self._probing, self._rounded = False, now
-        self._pause = max(EVERY_S, (now - self._began) / SHARE)
+        least = min(times.sum_s for times in self._probed.values())
+        cost = sum(len(times.sums) * (times.sum_s - least) for times in self._probed.values())
+        self._pause = max(EVERY_S, cost / SHARE)
         return self._chosen
 
     def _choose(self) -> None:
