@@ -46,7 +46,7 @@ CASES: Mapping[str, Cut] = {
 
 
 class NewIds(Stream):
-    """A stream that tells which ids were replaced."""
+    """A stream that records which ids were replaced."""
 
     def __init__(self, seed: int, samples: int, steps: int) -> None:
         super().__init__(seed, samples, steps)

@@ -162,7 +162,7 @@ def test_a_codec_near_the_rule_does_not_change_back_and_forth() -> None:
     assert sum(a != b for a, b in pairwise(chosen)) <= 1, chosen
 
 
-def test_an_idle_hour_within_a_probe_does_not_delay_the_next_round() -> None:
+def test_an_idle_hour_does_not_delay_the_next_round_of_probes() -> None:
     steps = Steps(Link(1e6), 1e-2)
     steps.run(0.1)
     steps.link.now += 3600
