@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -102,7 +103,8 @@ def _run(codec: str, batch: int, seconds: float, link: tuple[float, float] | Non
             words = [*before, sys.executable, "-m", "bench.dense_links", "--rank", str(rank), "--host", host]
             words += ["--store", f"{folder}/store", "--codec", codec, "--batch", str(batch)]
             words += ["--seconds", str(seconds)]
-            ranks.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
+            one = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # a core for each rank
+            ranks.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=one))
             stack.callback(ranks[-1].kill)
         out, _ = ranks[0].communicate(timeout=LIMIT_S)
         ranks[1].communicate(timeout=LIMIT_S)
