@@ -59,6 +59,7 @@ BY_HAND = {
     "dense_links": "sums of dense gradients over a slow link, by reducer; needs root and iproute2",
     "links": "codecs and modes over a slow link between network namespaces; needs root and iproute2",
     "hidden_cut": "thresholds at a hidden cut or on rows, beside int8 rows: bytes, and AUC of cold ids too",
+    "roles": "the demo on processes apart, in fp32 and in int8: click rates, bytes; needs Kafka and Redis",
     "publish": "bytes of published rows by codec, and the AUC of serving; needs the retail stream",
     "reducers": "bytes of dense gradients by reducer, and AUC with each, on a stream that drifts",
     "streams": "downloads real streams from packages as ready samples; lists sources and licences",
