@@ -1,4 +1,4 @@
-"""The demo's world on processes apart, in fp32 and in int8: click rates and bytes of a sample.
+"""The demo on processes apart, in fp32 and in int8: click rates and bytes of a sample.
 
     python -m bench.roles [--minutes 10] [--rate 60] [--seed 7] [--quick] [--json]
 
@@ -33,9 +33,9 @@ from bench.demo_seeds import LAST_CLICKS_S, LOOK_S, WINDOW_S, Windows, simulator
 from bench.report import Figures, command
 from freshet.demo import write_spec
 from freshet.process.ports import free_ports
+from tests.fixtures.fleet import Fleet
 from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster
-from tests.system.fleet import Fleet
 
 COUNTS = {"joiner": 1, "paramserver": 2, "embedder": 1, "trainer": 2, "inference": 1, "gateway": 1}
 CODEC_SETTINGS = ("TRAINER_ROWS", "TRAINER_GRADIENTS", "EMBEDDER_ROWS", "EMBEDDER_GRADIENTS")
@@ -49,7 +49,7 @@ LEARNED_S = 120.0
 
 
 @dataclass
-class World:
+class DemoRun:
     """A system and its readers."""
 
     codec: str
@@ -106,7 +106,7 @@ def rates_of(windows: Windows, kind: str, end_s: float) -> dict[int, float]:
 
 def start(
     codec: str, folder: Path, kafka: Kafka, redis: RedisCluster, seed: int, rate: float, stack: ExitStack
-) -> World:
+) -> DemoRun:
     """Start a system and its readers."""
     spec = write_spec(folder / "spec")
     train = f'[train]\nreduce = "{codec}"\npublish_codec = "{codec}"'
@@ -132,7 +132,7 @@ def start(
     simulator = subprocess.Popen([sys.executable, "-m", "freshet.cli", *words], env=environment)
     stack.callback(simulator.wait)
     stack.callback(simulator.kill)
-    return World(codec, fleet, simulator, port)
+    return DemoRun(codec, fleet, simulator, port)
 
 
 def measure(quick: bool = False, minutes: float = 10.0, rate: float = 60.0, seed: int = 7) -> Figures:
@@ -143,15 +143,17 @@ def measure(quick: bool = False, minutes: float = 10.0, rate: float = 60.0, seed
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="freshet-roles-")))
         kafka = stack.enter_context(Kafka(folder / "kafka"))
         redis = stack.enter_context(RedisCluster(folder / "redis"))
-        worlds = [start(codec, folder / codec, kafka, redis, seed, rate, stack) for codec in ("fp32", "int8")]
+        systems = [
+            start(codec, folder / codec, kafka, redis, seed, rate, stack) for codec in ("fp32", "int8")
+        ]
         while not all(
-            w.status and time.time() >= w.status["began_ms"] / 1_000 + end_s + LAST_CLICKS_S for w in worlds
+            w.status and time.time() >= w.status["began_ms"] / 1_000 + end_s + LAST_CLICKS_S for w in systems
         ):
             pause.wait(LOOK_S)
-            for world in worlds:
-                world.look()
-        figures: Figures = {world.codec: world.figures(end_s) for world in worlds}
-        exact, short = (rates_of(world.windows, "model", end_s) for world in worlds)
+            for system in systems:
+                system.look()
+        figures: Figures = {system.codec: system.figures(end_s) for system in systems}
+        exact, short = (rates_of(system.windows, "model", end_s) for system in systems)
         off = [short[second] - exact[second] for second in sorted(exact.keys() & short.keys())]
     figures["difference"] = statistics.fmean(off)
     figures["difference_95"] = 1.96 * statistics.stdev(off) / math.sqrt(len(off))

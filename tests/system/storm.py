@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tests.fixtures.fleet import Fleet
 from tests.fixtures.members import role_of
 from tests.fixtures.traffic import Asker, Traffic
 from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster
 from tests.system.faults import LINKS, ROUND, WAYS, Clocked, Strike, Victim, Way, strike_on
-from tests.system.fleet import Fleet
 from tests.system.watching import Watch
 
 LOOK_S = 0.05

@@ -30,11 +30,11 @@ from freshet.log import EventLog
 from freshet.testing.conditions import wait_until
 from tests.fixtures import audit
 from tests.fixtures.commands import LEDGER, applied, status, url_of
+from tests.fixtures.fleet import Fleet
 from tests.servers.jumping_clock import JumpingClock, JumpingClocks, build_clock
 from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster
 from tests.system.clocking import JUMPS_S, Case, Clicker, Clocked, fates_of, rows_of, run_case, table
-from tests.system.fleet import Fleet
 from tests.system.poison import short_spec
 
 ONLY = os.environ.get("FRESHET_TEST_CLOCKS_OF", "").split()

@@ -17,11 +17,11 @@ import pytest
 
 from freshet.testing.conditions import wait_until, wait_until_nothing_differs
 from tests.fixtures.commands import LEDGER
+from tests.fixtures.fleet import Fleet
 from tests.fixtures.traffic import Asker, Traffic
 from tests.servers.kafka import Kafka
 from tests.servers.processes import Process, lasting_ports
 from tests.servers.redis_cluster import RedisCluster
-from tests.system.fleet import Fleet
 
 COUNTS = {"joiner": 2, "paramserver": 2, "embedder": 2, "trainer": 2, "inference": 2, "gateway": 2}
 STAGES = ["logged", "joined", "trained", "published", "served"]

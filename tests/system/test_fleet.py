@@ -39,13 +39,13 @@ from freshet.testing.conditions import wait_until, wait_until_nothing_differs
 from freshet.types import Bucket
 from tests.fixtures import audit
 from tests.fixtures.commands import LEDGER
+from tests.fixtures.fleet import Fleet
 from tests.fixtures.members import read_to
 from tests.fixtures.seeding import seed_rows
 from tests.fixtures.traffic import Asker, Traffic
 from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster
 from tests.system.faults import ROUND, Way
-from tests.system.fleet import Fleet
 from tests.system.storm import UNWRITTEN, Fault, Progress, Storm
 from tests.system.watching import Watch
 

@@ -27,11 +27,11 @@ from freshet.config.spec.topics import topics_of
 from freshet.testing.conditions import wait_until, wait_until_nothing_differs
 from tests.fixtures import audit
 from tests.fixtures.commands import LEDGER, applied, drain, told_by, url_of
+from tests.fixtures.fleet import Fleet
 from tests.fixtures.members import read_to
 from tests.fixtures.traffic import Traffic
 from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster
-from tests.system.fleet import Fleet
 from tests.system.poison import BODIES, RANK_BODIES, Found, Poisoner, short_spec
 
 MORE = int(os.environ.get("FRESHET_TEST_POISON", "0"))

@@ -23,11 +23,11 @@ from freshet.config.spec.topics import topics_of
 from freshet.testing.conditions import wait_until, wait_until_nothing_differs
 from tests.fixtures import audit
 from tests.fixtures.commands import drain, told_by, url_of
+from tests.fixtures.fleet import Fleet
 from tests.fixtures.members import read_to
 from tests.fixtures.traffic import Impression, Traffic
 from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster
-from tests.system.fleet import Fleet
 from tests.system.recorded.record import COUNTS, PREFIX
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]

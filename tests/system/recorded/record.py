@@ -31,11 +31,11 @@ from freshet.process.run_state import read_state
 from freshet.testing.conditions import wait_until
 from tests.fixtures import audit
 from tests.fixtures.commands import LEDGER, own_ports
+from tests.fixtures.fleet import Fleet
 from tests.fixtures.traffic import Traffic
 from tests.servers.kafka import Kafka
 from tests.servers.processes import Process
 from tests.servers.redis_cluster import RedisCluster
-from tests.system.fleet import Fleet
 
 PREFIX = "recorded"
 COUNTS = {"joiner": 2, "paramserver": 2, "embedder": 1, "trainer": 1, "gateway": 1}
