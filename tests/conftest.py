@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,20 @@ def patient_http() -> Iterator[None]:
         for name in ("get", "post", "put", "delete", "request", "stream"):
             patch.setattr(httpx, name, partial(getattr(httpx, name), timeout=HTTP_S))
         yield
+
+
+@pytest.fixture(autouse=True)
+def forgotten_modules() -> Iterator[None]:
+    """Modules beside a spec that a test has loaded are gone for the next one, whose spec may have others of
+    the same name: one process holds one module of a name."""
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    added = [Path(folder).resolve() for folder in sys.path if folder not in path]
+    for name in set(sys.modules) - modules if added else ():
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and any(Path(file).resolve().is_relative_to(folder) for folder in added):
+            del sys.modules[name]
+    sys.path[:] = path
 
 
 @pytest.fixture(autouse=True)

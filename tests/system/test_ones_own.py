@@ -93,14 +93,6 @@ TRANSFORM = Example(
 )
 
 
-@pytest.fixture(autouse=True)
-def _forget_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One process holds one module of a name, and tests have copies of the examples."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("my_transforms", "two_towers"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-
-
 def infer(system: Local, spec: Spec, rows: Sequence[dict[str, Any]]) -> F32:
     """(B, L) predictions by the Open Inference Protocol, which logs nothing."""
     inputs = [

@@ -28,7 +28,6 @@ age = { field = "age", dense = [{ name = "clip", high = 9 }, "standard"] }
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (tmp_path / "freshet.toml").write_text(TEXT)
     return tmp_path
