@@ -38,7 +38,7 @@ from freshet.trainer.gradient_sums import GradientSums
 from freshet.trainer.membership import FixedMembership, QuorumOptions
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.quality import Quality
-from freshet.trainer.reducers.build import build_reducer
+from freshet.trainer.reducers.build import build_reducer, reducer_name
 from freshet.trainer.service import Trainer, TrainingLoop
 from freshet.trainer.state_sync import DenseState, Progress, SharedMeasures
 from freshet.trainer.step_coordinator import AVERAGE_S, DenseLedger
@@ -265,8 +265,7 @@ def restore_state(context: ModelContext, versions: VersionStore, log_id: str, de
         try_out(spec, device=device)
     start = restart_point(versions, context.spec_hash, log_id)
     adam = model if isinstance(model, FreezesVariance) else None
-    reduce = "fp32" if spec.train.mode == "async" else spec.train.reduce
-    sums = GradientSums(build_reducer(spec, model), adam=adam, name=reduce)
+    sums = GradientSums(build_reducer(spec, model), adam=adam, name=reducer_name(spec))
     if start is None:
         first = {
             p: context.log.bounds(TopicPartition(topics.samples, p)).start for p in range(spec.partitions)

@@ -231,9 +231,7 @@ class StepCoordinator:
             return self._agree_together(step, batches, leaving=leaving)
         elif self.site is not None and self.site.size > 1:
             return self._agree_in_site(self.site, step, batches, leaving=leaving)
-        elif self._is_average_due() or all(
-            batch is None for batch in batches
-        ):  # it must not delay the others
+        elif self._is_average_due() or all(b is None for b in batches):  # idle: it must not delay the others
             proposals = self._average(step, len(batches), leaving=leaving)
             step = max(proposal.step for proposal in proposals)
             if _ends(proposals):

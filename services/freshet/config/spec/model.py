@@ -121,6 +121,10 @@ class Model:
     options: Mapping[str, Any] = identity("arguments of a custom class", default_factory=dict)
 
 
+Reduce = Literal["fp32", "auto", "int8", "int4", "adaquantfl", "dct", "1bit-adam"]
+"""How ranks sum dense gradients."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
     """Training."""
@@ -163,7 +167,7 @@ class Train:
         Integer(1, 4096),
         default=16,
     )
-    reduce: Literal["fp32", "auto", "int8", "int4", "adaquantfl", "dct", "1bit-adam"] = tunable(
+    reduce: Reduce = tunable(
         "modes hybrid and sync: how ranks sum dense gradients; fp32: every step sends them whole; the others "
         "send a part in each step, and the rest with later steps (error feedback): int8, int4: rounded; "
         "auto: fp32, int8 or int4, the most exact one that makes no step a twentieth longer; "

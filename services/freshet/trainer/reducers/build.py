@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from freshet.config.spec.model import Spec
+from freshet.config.spec.model import Reduce, Spec
 from freshet.errors import ConfigError
 from freshet.model import DenseModel, FreezesVariance, NamesTensors
 from freshet.trainer.reducers import Reducer
@@ -18,15 +18,20 @@ from freshet.trainer.reducers.one_bit_adam import MomentumReducer, OneBitAdam
 from freshet.trainer.reducers.plain import PlainReducer
 from freshet.trainer.reducers.two_phase import TwoPhase
 
-__all__ = ["build_reducer"]
+__all__ = ["build_reducer", "reducer_name"]
+
+
+def reducer_name(spec: Spec) -> Reduce:
+    """Return the reducer that ranks use: mode `async` sums whole gradients, whatever `train.reduce` is."""
+    return "fp32" if spec.train.mode == "async" else spec.train.reduce
 
 
 def build_reducer(spec: Spec, model: DenseModel) -> Reducer:
-    """Build the reducer of `train.reduce` for the gradient of a model; mode `async` sums whole gradients.
+    """Build the reducer of `train.reduce` for the gradient of a model, by its `reducer_name`.
 
     Raises ConfigError if the model's optimiser is not the one that it needs.
     """
-    match "fp32" if spec.train.mode == "async" else spec.train.reduce:
+    match reducer_name(spec):
         case "fp32":
             return PlainReducer()
         case "auto":
