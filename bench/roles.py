@@ -1,12 +1,12 @@
 """The demo on processes apart, in fp32 and in int8: click rates and bytes of a sample.
 
-    python -m bench.roles [--minutes 10] [--rate 60] [--seed 7] [--quick] [--json]
+    python -m bench.roles [--minutes 10] [--rate 60] [--seed 7] [--codecs fp32,int8] [--quick] [--json]
 
 Two systems run at the same time on one Kafka and one Redis Cluster: a gateway, a joiner, two shards
 (`paramserver`), an embedder, two trainer ranks and an inference server each, and simulated readers with the
-same seed. One has fp32 on every wire, the other int8: rows and gradients on both wires of rows, sums of dense
-gradients, and rows to serving. A run is one draw, as what is shown decides what is clicked, and windows that
-follow each other are alike: compare several runs.
+same seed. The first has fp32 on every wire, the second int8: rows and gradients on both wires of rows, sums
+of dense gradients, and rows to serving. A run is one draw, as the slates decide the clicks, and windows that
+follow each other are alike: compare several runs, and `--codecs fp32,fp32`, whose difference is chance alone.
 
 `click_rate` is that of the slates that the model ordered, by the clicks that the simulator's truth expects of
 them; `random_rate` of the slates in random order. Both leave out the first two minutes. `± 95 %` is that of
@@ -53,7 +53,7 @@ LEARNED_S = 120.0
 class DemoRun:
     """A system and its readers."""
 
-    codec: str
+    name: str
     fleet: Fleet
     simulator: subprocess.Popen[bytes]
     port: int  # of the simulator
@@ -63,7 +63,7 @@ class DemoRun:
     def look(self) -> None:
         """Take the simulator's windows. Raises RuntimeError if it has ended."""
         if self.simulator.poll() is not None:
-            raise RuntimeError(f"the simulator of {self.codec} ended with {self.simulator.returncode}")
+            raise RuntimeError(f"the simulator of {self.name} ended with {self.simulator.returncode}")
         self.status = simulator_status(self.port) or self.status
         for window in self.status.get("windows", ()):
             self.windows[round((window["start_ms"] - self.status["began_ms"]) / 1_000)] = window
@@ -104,15 +104,22 @@ def rates_of(windows: Windows, kind: str, end_s: float) -> list[float]:
 
 
 def start(
-    codec: str, folder: Path, kafka: Kafka, redis: RedisCluster, seed: int, rate: float, stack: ExitStack
+    name: str,
+    codec: str,
+    folder: Path,
+    kafka: Kafka,
+    redis: RedisCluster,
+    seed: int,
+    rate: float,
+    stack: ExitStack,
 ) -> DemoRun:
     """Start a system and its readers."""
     spec = write_spec(folder / "spec")
     train = f'[train]\nreduce = "{codec}"\npublish_codec = "{codec}"'
     spec.write_text(spec.read_text().replace("[train]", train))
     stores = {
-        "FRESHET_COMMON_LOG_URL": f"kafka://{kafka.bootstrap}/{codec}?replication=1",
-        "FRESHET_COMMON_ROWS_URL": f"redis://{redis.addresses}/{codec}",
+        "FRESHET_COMMON_LOG_URL": f"kafka://{kafka.bootstrap}/{name}?replication=1",
+        "FRESHET_COMMON_ROWS_URL": f"redis://{redis.addresses}/{name}",
         "FRESHET_COMMON_VERSIONS_URL": f"file:{folder / 'versions'}",
         **{f"FRESHET_{name}": codec for name in CODEC_SETTINGS},
     }
@@ -131,19 +138,28 @@ def start(
     simulator = subprocess.Popen([sys.executable, "-m", "freshet.cli", *words], env=environment)
     stack.callback(simulator.wait)
     stack.callback(simulator.kill)
-    return DemoRun(codec, fleet, simulator, port)
+    return DemoRun(name, fleet, simulator, port)
 
 
-def measure(quick: bool = False, minutes: float = 10.0, rate: float = 60.0, seed: int = 7) -> Figures:
-    """Run both systems for so long."""
+def measure(
+    quick: bool = False,
+    minutes: float = 10.0,
+    rate: float = 60.0,
+    seed: int = 7,
+    codecs: str = "fp32,int8",
+) -> Figures:
+    """Run two systems for so long, each with one of two codecs."""
     end_s = 60 * (3.0 if quick else minutes)
+    first, second = codecs.split(",")
+    names = {"first": first, "second": second}
     pause = threading.Event()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="freshet-roles-")))
         kafka = stack.enter_context(Kafka(folder / "kafka"))
         redis = stack.enter_context(RedisCluster(folder / "redis"))
         systems = [
-            start(codec, folder / codec, kafka, redis, seed, rate, stack) for codec in ("fp32", "int8")
+            start(name, codec, folder / name, kafka, redis, seed, rate, stack)
+            for name, codec in names.items()
         ]
         while not all(
             w.status and time.time() >= w.status["began_ms"] / 1_000 + end_s + LAST_CLICKS_S for w in systems
@@ -151,11 +167,13 @@ def measure(quick: bool = False, minutes: float = 10.0, rate: float = 60.0, seed
             pause.wait(LOOK_S)
             for system in systems:
                 system.look()
-        figures: Figures = {system.codec: system.figures(end_s) for system in systems}
-    exact, short = figures["fp32"], figures["int8"]
+        figures: Figures = {
+            system.name: {"codec": names[system.name]} | system.figures(end_s) for system in systems
+        }
+    exact, short = figures["first"], figures["second"]
     figures["difference"] = short["click_rate"] - exact["click_rate"]
     figures["difference_95"] = math.hypot(exact["click_rate_95"], short["click_rate_95"])
-    return figures | {"minutes": end_s / 60, "rate": rate}
+    return figures | {"minutes": end_s / 60, "rate": rate, "seed": seed}
 
 
 if __name__ == "__main__":

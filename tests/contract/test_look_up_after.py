@@ -23,6 +23,8 @@ from freshet.types import F32, OffsetRange
 from tests.fixtures.embedder import SPEC, PipelinedScene
 from tests.fixtures.shards import served
 
+pytestmark = pytest.mark.slow
+
 ADAM = SPEC.replace('"sgd", lr = 1.0', '"adam", lr = 0.1')
 BATCHES, ROWS, IDS = 60, 6, 14
 

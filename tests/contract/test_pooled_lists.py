@@ -26,6 +26,8 @@ from freshet.wires.link_codecs import EXACT, CodecChoice
 from tests.fixtures.embedder import PipelinedScene, RemoteScene
 from tests.fixtures.shards import served
 
+pytestmark = pytest.mark.slow
+
 ITEMS, TAGS, LONGEST, DIM = 300, 200, 50, 4
 BATCHES, ROWS = 12, 8
 ADAGRAD = '{ name = "adagrad", lr = 0.1, initial_accumulator = 0.1 }'

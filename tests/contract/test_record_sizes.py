@@ -178,6 +178,7 @@ def test_the_largest_accepted_event_is_joined(log: EventLog, spec: Spec) -> None
     log.close()
 
 
+@pytest.mark.slow
 def test_a_request_far_beyond_a_record_becomes_many_blocks(log: EventLog, spec: Spec) -> None:
     topics, schema = ensure_topics(log, spec), schema_id(spec, log)
     clients = sent(spec, log, [frame(schema, served("r1", 30_000, 2_400))])

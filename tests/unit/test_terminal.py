@@ -59,6 +59,7 @@ def test_output_to_a_closed_stream_reaches_no_open_file(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", [
     {"PYTHONIOENCODING": "ascii"},
     {"PYTHONIOENCODING": "latin-1"},

@@ -40,7 +40,7 @@ VERBS = {
     "backtest": "Learn from files of ready samples, once, in order; print the measures.",
     "rank": "Rank candidates with the inference server.",
     "peek": "Print records of a topic in readable form.",
-    "token": "Create, list and drop the tokens of clients.",  # nosec B105  # a help text
+    "token": "Create, list and drop the tokens of clients.",
     "version": "List, show, promote and roll back dense versions.",
     "rows": "Find damaged rows in the row store, and repair it without them.",
     "late": "Join late events again, after clocks were wrong.",

@@ -27,7 +27,7 @@ CHECK_S = 1.0
 
 MAX_BYTES = 1 << 20
 
-CONSOLE_TOKEN_FILE = "console.token"  # nosec B105  # a file's name
+CONSOLE_TOKEN_FILE = "console.token"
 CONSOLE_TOKEN_CHARS = 16
 """Shortest token of a console."""
 

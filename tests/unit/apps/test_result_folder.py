@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PASS = """
 import signal, sys, threading
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # as `freshet` begins

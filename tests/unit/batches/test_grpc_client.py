@@ -54,6 +54,7 @@ def drain(scene: RemoteScene, stream, applied: dict[int, int]) -> list[int]:
     return seen
 
 
+@pytest.mark.slow
 def test_lane_takes_batches_from_its_embedders_round_robin(scene):
     many = 200
     embedders = owning(scene)

@@ -88,6 +88,7 @@ def test_output_that_is_no_json_is_a_failure(modules):
     assert run_measurement("bench.wordy", [], 30) == "the last line is not a JSON object: '42 rows/s'"
 
 
+@pytest.mark.slow
 def test_one_that_hangs_is_ended_with_what_it_started(modules, tmp_path):
     child = "import time, signal; signal.signal(signal.SIGTERM, signal.SIG_DFL); time.sleep(600)"
     modules(

@@ -93,6 +93,7 @@ def run(*words: object) -> Any:
     return CliRunner().invoke(cli, ["backtest", *map(str, words)])
 
 
+@pytest.mark.slow
 def test_one_command_compares_with_vowpal_wabbit(samples: Path, tmp_path: Path) -> None:
     plot = tmp_path / "curves.svg"
 
@@ -147,6 +148,7 @@ def test_figures_over_all_are_those_of_the_measures(samples: Path, tmp_path: Pat
     assert outcome.learners["freshet"].all["click"] == pytest.approx(outcome.measures["click"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_several_labels_each_have_their_learners(samples: Path, tmp_path: Path) -> None:
     labels = (
         'part = { on = "action.type == \'part\'" }\nwatch = { on = "action.type == \'watch\'", loss = "mse" }'
@@ -162,6 +164,7 @@ def test_several_labels_each_have_their_learners(samples: Path, tmp_path: Path) 
     assert outcome.learners["popularity"].all["watch"]["n"] == ROWS
 
 
+@pytest.mark.slow
 def test_labels_are_as_late_as_in_the_pass(samples: Path, tmp_path: Path) -> None:
     def of_vw(batch: str, keep: str | None) -> list[Mapping[str, float]]:
         spec = load_spec(spec_file(tmp_path, TEXT.replace("rows = 64", batch)))

@@ -18,6 +18,8 @@ from freshet.http.tokens import matching_entry
 from freshet.log.kafka.connection import parse_url
 from freshet.observability.audit import read_audit
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 COMPOSE_FILES = {name: (ROOT / name).read_text() for name in ("docker-compose.yml", "compose.tokens.yml")}
 COMPOSE = yaml.safe_load(COMPOSE_FILES["docker-compose.yml"])

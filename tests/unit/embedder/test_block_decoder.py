@@ -137,6 +137,7 @@ BAD_RECORDS = {
 }
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.one_of(BLOCKS.filter(len).map(lambda rows: rows[0]), st.sampled_from(sorted(BAD_RECORDS))),

@@ -100,6 +100,7 @@ def test_gradients_are_copied_before_the_call_returns(scene):
     np.testing.assert_allclose(before[0] - np.array(values), 1.0, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("mode", "lanes"), [("hybrid", 2), ("sync", 1)])
 def test_every_sample_is_learned_once_despite_faults(scene, seed, mode, lanes):

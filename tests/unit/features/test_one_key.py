@@ -368,6 +368,7 @@ def by_rank(spec: Spec, rows: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
         yield x.keys.tolist(), y.keys.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(3_600)
 @settings(

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -96,6 +97,7 @@ class Native:
         return sorted((p.decode(), *rest) for p, *rest in zip(s.payloads, *columns, strict=True))
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(300), deadline=None)
 @given(PLANS, STEPS)
 def test_the_native_join_does_what_the_plain_one_does(
@@ -148,6 +150,7 @@ def test_order_of_streams_between_watermarks_does_not_matter(
     assert one.joiner.ledger() == other.joiner.ledger()
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(200), deadline=None)
 @given(PLANS, STEPS, st.lists(EVENTS, max_size=15), st.integers(0, 300))
 def test_state_rebuilt_from_low_offsets_equals_the_old_one(

@@ -82,6 +82,7 @@ def test_one_deviating_client_is_reported() -> None:
     assert "several partitioners (murmur2 explains" in reason
 
 
+@pytest.mark.slow
 def test_corrected_client_is_forgotten() -> None:
     placing = sampled({"served": MURMUR2, "action": PARTITIONERS["crc32"]})
     assert placing.trouble

@@ -99,6 +99,7 @@ def test_samples_of_untraced_events_have_no_span() -> None:
     assert [event.request for event in joined(samples(ids.tolist()))] == some.tolist()
 
 
+@pytest.mark.slow
 def test_number_of_remembered_events_is_bounded() -> None:
     tracer, _ = start()
     for first in range(0, SAMPLES_SENT + 200, 100):

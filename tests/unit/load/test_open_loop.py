@@ -232,6 +232,7 @@ def test_stop_waits_for_requests_in_progress() -> None:
     assert figures.seconds == 2, "in which they were due"
 
 
+@pytest.mark.slow
 def test_nothing_is_sent_before_it_is_due() -> None:
     figures = driven(lambda: lane(Server(quick), rate=20_000), 1)
 

@@ -15,6 +15,7 @@ def names(found: list[Call]) -> list[str]:
     return [f"{c.where}:{c.line} {c.message!r} {c.keys}" for c in found]
 
 
+@pytest.mark.slow
 def test_calls_are_found() -> None:
     assert len(calls()) > 60
     assert {"joiner", "gateway", "trainer", "inference", "embedder", "paramserver"} <= {

@@ -111,6 +111,7 @@ def test_a_failed_round_publishes_no_offsets(shard: Shard) -> None:
     assert shard.published.applied[0] == 1
 
 
+@pytest.mark.slow
 def test_samples_below_the_published_offsets_are_in_the_records(
     shard: Shard, log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,6 +156,7 @@ def test_all_slices_are_served_once_other_shards_join(two: Shards) -> None:
     assert max(rows.most for rows in two.rows) <= LIMIT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [0, -1])
 def test_a_joining_shard_claims_the_slices_that_are_revoked(
     control_log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch, which: int

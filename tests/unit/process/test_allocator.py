@@ -32,6 +32,7 @@ def resident_mb(mode: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_freed_large_arrays_return_to_system() -> None:
     default, fixed = resident_mb("default"), resident_mb("fixed")

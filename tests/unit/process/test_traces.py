@@ -263,6 +263,7 @@ print(sorted(m for m in sys.modules if m.split(".")[0] == "opentelemetry"), thre
 """
 
 
+@pytest.mark.slow
 def test_disabled_tracing_loads_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", OFF], capture_output=True, text=True, check=True)
 

@@ -186,6 +186,7 @@ def test_a_text_that_is_no_utf8_is_refused():
         frame.text()
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_broken_frames_are_refused_and_nothing_else_happens():
     """Random changes of frames, half of them with a right checksum: so that lengths are what must hold."""

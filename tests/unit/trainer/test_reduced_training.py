@@ -158,6 +158,7 @@ def test_ranks_that_come_and_go_lose_no_gradient(name: str) -> None:
     assert first.sums.lossy == (name != "fp32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dct", "1bit-adam", "adaquantfl"])
 def test_a_torch_network_loses_no_gradient(name: str) -> None:
     check_conserved(name, make_spec(ids=2, dims=(8,), deep=(32,), kind="deepfm"))
@@ -261,6 +262,7 @@ def simulated(weights: F64, steps: int, group: int) -> dict[int, F64]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["mlp", "deepfm"])
 def test_one_bit_adam_goes_the_way_of_its_simulation(kind: str) -> None:

@@ -349,11 +349,13 @@ def test_a_storage_that_cannot_be_reached_is_unavailable(
         open_url(s3_url.replace("s3://b-", "s3://no-such-")).numbers()
 
 
+@pytest.mark.slow
 def test_processes_are_as_exclusive_as_threads(s3_url: str) -> None:
     """Two processes put the same ten numbers; each number is put once."""
     assert _put_by_two_processes(s3_url) == list(range(10))
 
 
+@pytest.mark.slow
 def test_processes_on_a_shared_folder_are_as_exclusive(tmp_path: Path) -> None:
     assert _put_by_two_processes(f"file:{tmp_path}/versions") == list(range(10))
 

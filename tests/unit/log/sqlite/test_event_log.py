@@ -228,6 +228,7 @@ log.create_topic("t", partitions=2)
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment)
 
 
+@pytest.mark.slow
 def test_processes_that_start_together_append_to_one_topic(tmp_path: Path) -> None:
     body = """
 writer = log.writer()
@@ -245,6 +246,7 @@ for i in range(50):
     log.close()
 
 
+@pytest.mark.slow
 def test_acknowledged_appends_survive_a_kill_as_a_whole(tmp_path: Path) -> None:
     body = """
 writer = log.writer("w")

@@ -463,6 +463,7 @@ def flush_for_ever(path: str) -> None:
         print(metas[Bucket(0)].seq, flush=True)
 
 
+@pytest.mark.slow
 def test_after_a_kill_each_bucket_is_old_or_new(tmp_path: Path) -> None:
     path = tmp_path / "rows.sqlite"
     chance = random.Random(7)

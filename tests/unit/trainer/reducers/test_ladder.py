@@ -88,6 +88,7 @@ class Steps:
         return self.rest_s + link.now - 1000.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rest_s", [1e-3, 1e-2, 0.2])
 @pytest.mark.parametrize("goodput", [1e4, 1e6, 1e7, 1e8, 1e10])
 def test_it_stays_near_the_fastest_codec(goodput: float, rest_s: float) -> None:

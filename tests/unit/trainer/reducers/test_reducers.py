@@ -82,6 +82,7 @@ class OtherGroup:
     reduce: Any = None
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @each
 def test_nothing_is_lost_and_ranks_are_equal(name: str) -> None:
@@ -200,6 +201,7 @@ def check_densities(make: Make, share: float) -> None:
     assert 0.7 * share <= np.mean(found) <= 1.5 * share, f"a mean share of {np.mean(found)}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.01, 0.02])
 def test_a_share_is_sent_however_gradients_swing(share: float) -> None:
     check_densities(lambda rank: Dct(ENDS, share), share)
@@ -220,6 +222,7 @@ def exact_selections(monkeypatch: pytest.MonkeyPatch) -> int:
     return calls
 
 
+@pytest.mark.slow
 def test_the_servo_makes_exact_selections_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     with_servo = exact_selections(monkeypatch)
     monkeypatch.setattr(dct, "GAIN", 0.0)
@@ -315,6 +318,7 @@ def skips_flush(make: Make) -> Make:
     return mutant
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mutant",
     [
