@@ -22,19 +22,22 @@ ANSWER_S = 0.25
 
 
 @pytest.fixture
-def odd(monkeypatch: pytest.MonkeyPatch) -> Iterator[OddRegistry]:
-    monkeypatch.setattr(module, "_ANSWER_S", ANSWER_S)
+def odd() -> Iterator[OddRegistry]:
     with OddRegistry() as server:
         yield server
 
 
 @pytest.mark.parametrize("kind", UNAVAILABLE)
-def test_an_answer_that_says_nothing_is_waited_for(odd: OddRegistry, kind: str) -> None:
+def test_an_answer_that_says_nothing_is_waited_for(
+    odd: OddRegistry, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     odd.answers[1], words = UNAVAILABLE[kind]
     client, began_s = RestRegistry(Access(odd.url)), time.monotonic()
-    with pytest.raises(Unavailable, match=words):
+    with monkeypatch.context() as patch, pytest.raises(Unavailable, match=words):
+        if "within" in words:  # a whole answer may take seconds on a busy machine
+            patch.setattr(module, "_ANSWER_S", ANSWER_S)
         client.get(1)
-    assert time.monotonic() - began_s < 20 * ANSWER_S  # far above its time, far below an answer without end
+    assert time.monotonic() - began_s < 20  # far above its time, far below an answer without end
     odd.answers[1] = GOOD
     assert spell(client.get(1)) == "record View"
 
@@ -80,14 +83,18 @@ def test_many_ids_at_a_slow_registry_hold_up_no_loop() -> None:
     assert longest_s < 25.0
 
 
-def test_a_hanging_registry_is_queried_once_for_all_ids(odd: OddRegistry) -> None:
+def test_a_hanging_registry_is_queried_once_for_all_ids(
+    odd: OddRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = SettableClock()
+    monkeypatch.setattr(module, "_ANSWER_S", ANSWER_S)
     odd.otherwise = slow(clock, 5.0, UNAVAILABLE["silence"][0])
     client = RestRegistry(Access(odd.url), clock)
     for schema_id in range(1, 25):
         with pytest.raises(Unavailable, match="within"):
             client.get(schema_id)
     assert odd.requests == 1
+    monkeypatch.undo()
     odd.otherwise = GOOD
     clock.advance(5.0)
     assert spell(client.get(1)) == "record View"
