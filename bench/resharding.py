@@ -105,9 +105,13 @@ class Embedding:
         if self._failed:
             raise self._failed[0]
 
+    def begin_stop(self) -> None:
+        """End after the current batches, without a wait for them."""
+        self._stop.set()
+
     def stop(self) -> None:
         """End after the current batches."""
-        self._stop.set()
+        self.begin_stop()
         for thread in self._threads:
             thread.join()
         self.check()
@@ -249,7 +253,7 @@ def measure(quick: bool = False, rows: int = 1_000_000) -> Figures:
             embedding.stop()
             wrong = embedding.wrong_rows()
         finally:
-            embedding._stop.set()
+            embedding.begin_stop()
             embedding.rows.close()
             claims.close()
             log.close()

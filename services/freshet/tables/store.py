@@ -209,7 +209,7 @@ class Store:
             sized = cls(layout, buckets=2, partitions=1, seed=0)
             sized._round_published(spec)
             sizes = {table: sized.resident_bytes(table) + INDEX_BYTES for table in sized.tables}
-            options = _bounded(options, sizes, most_bytes)
+            options = bounded(options, sizes, most_bytes)
         store = cls(
             layout,
             buckets=spec.buckets,
@@ -573,18 +573,18 @@ class Store:
         return self._native.packed_bytes(self._group_of[table])
 
 
-def _bounded(
+def bounded(
     options: Mapping[int, TableOptions], sizes: Mapping[int, int], most_bytes: int
 ) -> dict[int, TableOptions]:
     """Bound every table, by `sizes`, the bytes of a row of each."""
     open_ = [table for table in sizes if options.get(table, TableOptions()).max_rows is None]
     reserved = sum((o.max_rows or 0) * sizes[table] for table, o in options.items() if table in sizes)
     share = max(most_bytes - reserved, most_bytes // 10) // max(1, len(open_))
-    bounded = dict(options)
+    found = dict(options)
     for table in open_:
         rows = max(LEAST_ROWS, share // sizes[table])
-        bounded[table] = replace(options.get(table, TableOptions()), max_rows=rows)
-    return bounded
+        found[table] = replace(options.get(table, TableOptions()), max_rows=rows)
+    return found
 
 
 def _native_group(group: Group) -> tuple[list[int], list[NativeSlot], bool]:

@@ -10,6 +10,7 @@ import pytest
 from freshet.log import EventLog
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.log.topics import ensure_topics
+from freshet.testing.faults import Faulty
 from tests.fixtures.shards import PARSED
 
 
@@ -20,6 +21,14 @@ def log(tmp_path: Path) -> Iterator[EventLog]:
     ensure_topics(log, PARSED)
     yield log
     log.close()
+
+
+@pytest.fixture
+def writer(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> Faulty:
+    """The writer of shards that are made later; its calls can be scripted."""
+    writer = Faulty(log.writer())
+    monkeypatch.setattr(log, "writer", lambda: writer)
+    return writer
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.clock import SYSTEM_CLOCK
 from freshet.coordination.assignment import SHARD_LEASES, slices_of
 from freshet.coordination.claims import Claims
 from freshet.errors import Unavailable
@@ -68,6 +68,18 @@ class Rows:
         pass
 
 
+class Ahead:
+    """The system's clock, some seconds ahead; claims use their own clock."""
+
+    by_s = 0.0
+
+    def now_ms(self) -> int:
+        return SYSTEM_CLOCK.now_ms()
+
+    def monotonic(self) -> float:
+        return SYSTEM_CLOCK.monotonic() + self.by_s
+
+
 class Managed:
     """A shard manager, stepped by the test."""
 
@@ -77,13 +89,13 @@ class Managed:
         name: str,
         rows: Rows | None = None,
         memory_bytes: int = 0,
-        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self.clock = Ahead()
         self.rows, self.member = rows or Rows(), SHARD_LEASES + name
         shard = cast(Shard, self.rows)
         self.log, self.claims = log, Claims(log, "control")
         bounds = Bounds(memory_bytes=memory_bytes)
-        self.balancer = LoadBalancer(shard, self.claims, bounds, buckets=BUCKETS, clock=SYSTEM_CLOCK)
+        self.balancer = LoadBalancer(shard, self.claims, bounds, buckets=BUCKETS, clock=self.clock)
         self.manager = ShardManager(
             shard,
             self.claims,
@@ -92,7 +104,7 @@ class Managed:
             address="127.0.0.1:1",
             life="1",
             buckets=BUCKETS,
-            clock=clock,
+            clock=self.clock,
         )
 
     def join(self) -> None:

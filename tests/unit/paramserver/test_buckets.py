@@ -31,6 +31,7 @@ STORED: list[Row] = [
 NEW: list[Row] = [
     (table, (key * 0x9E3779B97F4A7C15) % (1 << 64)) for table in (0, 1) for key in range(60, 90)
 ]
+DEADLINE_S = 20.0
 EVERY_BUCKET = [Bucket(b) for b in range(PARSED.buckets)]
 
 
@@ -333,16 +334,19 @@ def test_a_stop_during_loading_ends_at_the_next_piece(
 ) -> None:
     shard = shard_of(log, rows, "heir")
     pieces: list[int] = []
+    begun = threading.Event()
 
-    def stop() -> None:
+    def wait_for_stop() -> None:
         pieces.append(1)
-        shard._stop.set()  # as `stop` does before it joins the threads
+        begun.set()
+        assert shard.buckets.to_load.wait(DEADLINE_S), "`stop` sets it before it joins the threads"
 
-    rows.before_piece = stop
+    rows.before_piece = wait_for_stop
     shard.buckets.claim(EVERY_BUCKET, Fence(11))
     shard.start()
+    assert begun.wait(DEADLINE_S)
     shard.stop()
-    assert len(pieces) <= 1
+    assert len(pieces) == 1
     assert shard.failed is None
     end = {p: log.bounds(TopicPartition(TOPICS.samples, p)).end for p in range(PARSED.partitions)}
     assert end == {0: 0, 1: 0}

@@ -147,18 +147,6 @@ def test_retention_is_released_once_others_report_the_slices(shards: list[Manage
     assert set(reporters) <= {"shard:b", "shard:c"}
 
 
-class Ahead:
-    """The system's clock, some seconds ahead; claims use their own clock."""
-
-    by_s = 0.0
-
-    def now_ms(self) -> int:
-        return SYSTEM_CLOCK.now_ms()
-
-    def monotonic(self) -> float:
-        return SYSTEM_CLOCK.monotonic() + self.by_s
-
-
 class WithDamage(Rows):
     """Rows with damaged buckets, until they are repaired."""
 
@@ -173,8 +161,8 @@ class WithDamage(Rows):
 
 
 def test_a_slice_with_damaged_rows_delays_no_other(control_log: SqliteEventLog) -> None:
-    rows, clock = WithDamage({0}), Ahead()
-    one = Managed(control_log, "a", rows, clock=clock)
+    rows = WithDamage({0})
+    one = Managed(control_log, "a", rows)
     one.join()
 
     def others_are_served() -> bool:
@@ -188,6 +176,6 @@ def test_a_slice_with_damaged_rows_delays_no_other(control_log: SqliteEventLog) 
         assert "fails its CRC" in str(one.manager.ready)
 
         rows.damaged = set()
-        clock.by_s = DAMAGED_RETRY_S + 1
+        one.clock.by_s = DAMAGED_RETRY_S + 1
         step_until([one], lambda: len(one.manager.slices) == 64)
         assert not one.manager.damaged

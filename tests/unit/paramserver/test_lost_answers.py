@@ -18,8 +18,9 @@ from freshet.rows.store import FlushOutcome
 from freshet.testing.clock import SettableClock
 from freshet.testing.contracts.eventlog import append_to
 from freshet.testing.contracts.rowservice import look_up
+from freshet.testing.faults import Faulty
 from freshet.types import U8, Append, Flush, TopicPartition
-from tests.fixtures.shards import PARSED, ROWS, TOPICS, interrupted, loaded, push, write_by_old_owner
+from tests.fixtures.shards import PARSED, ROWS, TOPICS, loaded, push, write_by_old_owner
 
 ALL = [row for rows in ROWS.values() for row in rows]
 
@@ -102,13 +103,15 @@ class OnePartitionAway:
         return taken
 
 
-def test_one_unavailable_partition_counts_as_an_unwritten_flush(log: EventLog, rows: Unsure) -> None:
+def test_one_unavailable_partition_counts_as_an_unwritten_flush(
+    log: EventLog, rows: Unsure, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def ends() -> list[int]:
         return [log.bounds(TopicPartition(TOPICS.rows, p)).end for p in range(ROWS_PARTITIONS)]
 
-    clock = SettableClock()
+    clock, away = SettableClock(), OnePartitionAway(log.writer(), 3)
+    monkeypatch.setattr(log, "writer", lambda: away)
     shard = loaded(log, rows, 10, clock)
-    shard.flusher._writer = OnePartitionAway(shard.flusher._writer, 3)  # type: ignore[assignment]
     shard.flush()
     assert shard.unwritten_s == 0, "nothing is to be published"
 
@@ -127,19 +130,15 @@ def test_one_unavailable_partition_counts_as_an_unwritten_flush(log: EventLog, r
     assert (shard.unwritten_s, shard.counts.flushes_failed) == (90, 3)
 
 
-def test_a_flush_that_failed_to_publish_is_written_by_the_next(log: EventLog, rows: Unsure) -> None:
+def test_a_flush_that_failed_to_publish_is_written_by_the_next(
+    log: EventLog, rows: Unsure, writer: Faulty
+) -> None:
     shard = loaded(log, rows, 10)
     look_up(shard, ALL, create=True)
     push(shard, 0, 0)
-    writer = interrupted(shard)
-
-    def fail() -> None:
-        raise Unavailable("the disk is full")
-
-    writer.before = fail
+    writer.script("append", nth=1, error=Unavailable("the disk is full"))
     with pytest.raises(Unavailable):
         shard.flush()
-    writer.before = lambda: None
     push(shard, 1, 0)
     shard.flush()
 

@@ -18,14 +18,15 @@ from freshet.paramserver.shard import PublishedTo, Shard
 from freshet.rows.deltas import decode_rows
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.testing.contracts.rowservice import PARTITIONS, Row, look_up, push_of
+from freshet.testing.faults import Faulty
 from freshet.types import TopicPartition
-from tests.fixtures.shards import ROWS, TOPICS, interrupted, loaded, push
+from tests.fixtures.shards import ROWS, TOPICS, loaded, push
 
 ROUNDS = 8
 
 
 @pytest.fixture
-def shard(tmp_path: Path, log: EventLog) -> Iterator[Shard]:
+def shard(tmp_path: Path, log: EventLog, writer: Faulty) -> Iterator[Shard]:
     rows = SqliteRowStore(tmp_path / "rows.sqlite")
     yield loaded(log, rows, 10)
     rows.close()
@@ -81,14 +82,8 @@ def test_a_round_publishes_the_offsets_applied_at_its_start(shard: Shard, log: E
     assert shard.published == PublishedTo({0: 1, 1: 0}, ends)
 
 
-def test_a_push_during_a_round_belongs_to_the_next_round(shard: Shard) -> None:
-    writer = interrupted(shard)
-
-    def once() -> None:
-        writer.before = lambda: None
-        push(shard, 0, 1)
-
-    writer.before = once
+def test_a_push_during_a_round_belongs_to_the_next_round(shard: Shard, writer: Faulty) -> None:
+    writer.script("append", nth=1, before=lambda: push(shard, 0, 1))
     push(shard, 0, 0)
     shard.publish()
     assert shard.published.applied[0] == 1
@@ -96,17 +91,13 @@ def test_a_push_during_a_round_belongs_to_the_next_round(shard: Shard) -> None:
     assert shard.published.applied[0] == 2
 
 
-def test_a_failed_round_publishes_no_offsets(shard: Shard) -> None:
-    def fail() -> None:
-        raise Unavailable("the disk is away")
-
-    before, writer = shard.published, interrupted(shard)
+def test_a_failed_round_publishes_no_offsets(shard: Shard, writer: Faulty) -> None:
+    before = shard.published
     push(shard, 0, 0)
-    writer.before = fail
+    writer.script("append", nth=1, error=Unavailable("the disk is away"))
     with pytest.raises(Unavailable):
         shard.publish()
     assert shard.published == before
-    writer.before = lambda: None
     shard.publish()
     assert shard.published.applied[0] == 1
 

@@ -46,19 +46,19 @@ class Counted(Rows):
         self.here.update(buckets)
         self.still_loading = sorted({*self.still_loading, *buckets})
         self.stored_rows[buckets] = ROWS
-        self._count()
+        self.count_memory()
         return super().claim(buckets, fence, whole=whole)
 
     def load(self, buckets: int = BUCKETS) -> None:
         self.still_loading = self.still_loading[buckets:]
-        self._count()
+        self.count_memory()
 
     def revoke(self, buckets: Sequence[Bucket]) -> None:
         self.here.difference_update(buckets)
-        self._count()
+        self.count_memory()
         super().revoke(buckets)
 
-    def _count(self) -> None:
+    def count_memory(self) -> None:
         self.store.memory_bytes = (len(self.here) - len(self.still_loading)) * SLICE_BYTES
         self.progress.rows = len(self.still_loading) * ROWS
         self.most = max(self.most, len(self.here) * SLICE_BYTES)
@@ -138,7 +138,7 @@ def test_slices_without_rows_are_claimed_in_any_memory(two: Shards, monkeypatch:
     """Bytes per row cannot be measured."""
     rows = two.rows[0]
     monkeypatch.setattr(rows, "count_stored", lambda: np.zeros(BUCKETS, np.int64))
-    monkeypatch.setattr(rows, "_count", lambda: None)
+    monkeypatch.setattr(rows, "count_memory", lambda: None)
     rows.store.memory_bytes = LIMIT // 3
     rows.store.memory = lambda: SimpleNamespace(rows={0: 0})
     first = two.add_shard()
@@ -239,5 +239,5 @@ def test_a_silent_store_does_not_hide_the_reason_of_a_claim(
     assert waiting
     assert list(first.manager.slices) == []
 
-    first.balancer._count_until_s = 0.0
+    first.clock.by_s = balancer.COUNT_TIMEOUT_S
     step_until(two.joined, lambda: len(first.manager.slices) == len(SLICES))

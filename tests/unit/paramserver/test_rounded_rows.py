@@ -26,8 +26,9 @@ from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.tables import Published
 from freshet.testing.clock import SettableClock
 from freshet.testing.conditions import wait_for
+from freshet.testing.faults import Faulty
 from freshet.types import F32, Fence, OffsetRange, TimeMs, TopicPartition, bucket_of
-from tests.fixtures.shards import SPEC, TOPICS, interrupted, loaded
+from tests.fixtures.shards import SPEC, TOPICS, loaded
 
 PublishCodec = Literal["fp32", "bf16", "int8", "int4"]
 DIM, KEYS = 16, 200
@@ -212,20 +213,14 @@ def test_pauses_of_a_thin_stream_send_nothing_twice(world: Callable[[PublishCode
     assert w.shard.counts.published_rows + w.shard.counts.passed_rows == 4 * len(w.keys.keys)
 
 
-def test_a_failed_exact_batch_is_sent_again(world: Callable[[PublishCodec], World]) -> None:
+def test_a_failed_exact_batch_is_sent_again(writer: Faulty, world: Callable[[PublishCodec], World]) -> None:
     w = world("int8")
     w.learn()
     w.shard.publish()
-    writer = interrupted(w.shard)
-
-    def fail() -> None:
-        raise Unavailable("the disk is away")
-
-    writer.before = fail
+    writer.script("append", nth=1, error=Unavailable("the disk is away"))
     w.clock.advance(EXACT_AFTER_S)
     with pytest.raises(Unavailable):
         w.shard.publish()
-    writer.before = lambda: None
 
     w.rest()
 
@@ -335,19 +330,15 @@ def test_small_changes_are_passed_over_until_they_add_up(world: Callable[[Publis
 
 
 @pytest.mark.usefixtures("plain_steps")
-def test_a_change_after_a_failed_append_is_not_passed_over(world: Callable[[PublishCodec], World]) -> None:
+def test_a_change_after_a_failed_append_is_not_passed_over(
+    writer: Faulty, world: Callable[[PublishCodec], World]
+) -> None:
     """Serving does not hold what was not appended."""
     w = world("int8")
     w.learn()
-    writer = interrupted(w.shard)
-
-    def fail() -> None:
-        raise Unavailable("the disk is away")
-
-    writer.before = fail
+    writer.script("append", nth=1, error=Unavailable("the disk is away"))
     with pytest.raises(Unavailable):
         w.shard.publish()
-    writer.before = lambda: None
     w.shard.publish()
 
     assert w.shard.counts.published_rows == len(w.keys.keys)

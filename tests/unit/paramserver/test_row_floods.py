@@ -72,7 +72,7 @@ def test_bounds_of_tables_add_up_to_the_memory(
     given_rows: dict[int, int | None], size: int, most: int
 ) -> None:
     options = {table: TableOptions(max_rows=rows) for table, rows in given_rows.items()}
-    made = tables._bounded(options, dict.fromkeys(options, size), most)
+    made = tables.bounded(options, dict.fromkeys(options, size), most)
 
     own = sum(rows or 0 for rows in given_rows.values()) * size
     shared = sum(made[t].max_rows or 0 for t, rows in given_rows.items() if rows is None)
