@@ -193,7 +193,7 @@ _STATEMENT_ROWS = 32
 """Rows of one statement. Every step of a statement releases the GIL, and in a process with busy threads it
 takes milliseconds to get it again, so a commit of eight partitions should have few steps."""
 
-_TRIM_CHUNKS = 64
+TRIM_CHUNKS = 64
 """Chunks deleted in one transaction: at most 64 MiB, some tens of milliseconds."""
 
 FORMAT = FileFormat(
@@ -478,9 +478,9 @@ class LogFile:
             gone = db.execute(
                 "DELETE FROM chunks WHERE id IN (SELECT id FROM chunks WHERE id BETWEEN ? AND ? "
                 "AND id + count <= ? ORDER BY id LIMIT ?)",
-                (first, last, last, _TRIM_CHUNKS),
+                (first, last, last, TRIM_CHUNKS),
             ).rowcount
-        return gone == _TRIM_CHUNKS
+        return gone == TRIM_CHUNKS
 
     def has_below(self, partition_id: int, offset: int) -> bool:
         """Return whether `trim` to this offset would have an effect."""

@@ -59,7 +59,7 @@ from freshet.types import I64, U8, U64, Bool, Bucket, BucketMeta, Fence, Flush, 
 FAN_IN = 16
 """Segments of a level that are merged into one of the next level."""
 
-_SMALLEST_BYTES = 16 << 20
+SMALLEST_BYTES = 16 << 20
 """Spans with fewer bytes of segments get no new bases. Otherwise a small model, of which most rows change
 with every flush, would rewrite its bases all the time. Cost: at most 256 MiB more to read at a claim."""
 
@@ -105,7 +105,7 @@ def full_spans(db: sqlite3.Connection, shape: Shape) -> list[int]:
     for bucket, size in db.execute("SELECT bucket, sum(bytes) FROM bases GROUP BY bucket"):
         bases[shape.span_of(bucket)] += size
     segments = db.execute("SELECT span, sum(bytes) FROM segments GROUP BY span").fetchall()
-    return [span for span, size in segments if size > max(bases[span] // 2, _SMALLEST_BYTES)]
+    return [span for span, size in segments if size > max(bases[span] // 2, SMALLEST_BYTES)]
 
 
 def compact_span(db: sqlite3.Connection, shape: Shape, span: int, budget: int) -> int:
@@ -155,8 +155,8 @@ BLOBS_A_CONNECTION = 1000
 _WRITER_CACHE_KIB = 64 << 10
 """Page cache of the writing connection; with SQLite's default of 2 MiB compaction takes twice as long."""
 
-_LEAST_COMPACTION_BYTES = 8 << 20
-_COMPACTION_PER_FLUSHED_BYTE = 4
+LEAST_COMPACTION_BYTES = 8 << 20
+COMPACTION_PER_FLUSHED_BYTE = 4
 """A new base costs up to 3 bytes per byte of merged segments; 4 keep up with any rate of flushes."""
 
 
@@ -286,7 +286,7 @@ class SqliteRowStore:
 
     def _compact(self, shape: Shape, flushed: int) -> None:
         """Merge after a flush, in separate transactions; the next flush retries failures."""
-        budget = max(_LEAST_COMPACTION_BYTES, _COMPACTION_PER_FLUSHED_BYTE * flushed)
+        budget = max(LEAST_COMPACTION_BYTES, COMPACTION_PER_FLUSHED_BYTE * flushed)
         with contextlib.suppress(Unavailable):
             for span, level in self._query(crowded_levels):
                 with self._damage_found(shape, span), self._writing("merge segments") as db:

@@ -1,5 +1,6 @@
 """SQLite log beyond the contract: retention by time, several processes, kills, disk faults."""
 
+import contextlib
 import os
 import random
 import signal
@@ -17,11 +18,14 @@ from hypothesis import strategies as st
 
 from freshet import sqlite as shared
 from freshet.errors import BadInput, Corrupt, DataLost, FreshetError, Mismatch, Unavailable
-from freshet.log.sqlite.event_log import SqliteEventLog
-from freshet.log.sqlite.file import chunk_id
+from freshet.log.sqlite import file as module
+from freshet.log.sqlite.event_log import SqliteEventLog, SqliteWriter
+from freshet.log.sqlite.file import LogFile, chunk_id
+from freshet.sqlite import BlobCounting
 from freshet.testing.clock import SettableClock
 from freshet.testing.contracts.eventlog import T0, T1, append_to, read_all
 from freshet.types import Append, BytesColumn, TopicPartition
+from tests.fixtures.connections import fill_disk, kept_connections, set_all
 from tests.fixtures.effort import examples
 
 
@@ -103,10 +107,10 @@ def test_retention_keeps_pinned_offsets(log: SqliteEventLog, clock: SettableCloc
 
 
 def test_retention_removes_a_bounded_amount_per_run(
-    log: SqliteEventLog, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, log: SqliteEventLog, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("freshet.log.sqlite.file._TRIM_CHUNKS", 3)
-    writer, file = log.writer(), log._locate(T0)[0]
+    monkeypatch.setattr(module, "TRIM_CHUNKS", 3)
+    writer, file = log.writer(), LogFile(file_of(tmp_path))
     for _ in range(8):
         writer.append([append_to(T0, [b"old"])])
     clock.advance(61)
@@ -117,6 +121,7 @@ def test_retention_removes_a_bounded_amount_per_run(
         assert log.bounds(T0).start == 8, "what is not deleted yet is not seen either"
         clock.advance(1.1)
     assert left == [5, 2, 0, 0]
+    file.close()
 
 
 def test_times_are_looked_up_among_records_that_are_still_there(log: SqliteEventLog) -> None:
@@ -193,8 +198,9 @@ def test_space_of_trimmed_chunks_is_used_again(log: SqliteEventLog, tmp_path: Pa
 # Several threads and processes
 
 
-def test_waiting_appends_share_a_commit(log: SqliteEventLog) -> None:
-    writer, file = log.writer(), log._locate(T0)[0]
+def test_waiting_appends_share_a_commit(tmp_path: Path, log: SqliteEventLog, clock: SettableClock) -> None:
+    file = LogFile(file_of(tmp_path))
+    writer = SqliteWriter(lambda _: (file, 1), clock, lambda: None, None)
     barrier = threading.Barrier(9)
     offsets: list[int] = []
 
@@ -214,6 +220,7 @@ def test_waiting_appends_share_a_commit(log: SqliteEventLog) -> None:
     assert sorted(offsets) == list(range(8))
     ((chunks,),) = file.query("SELECT count(*) FROM chunks")
     assert chunks == 1
+    file.close()
 
 
 def child_of(folder: Path, body: str) -> "subprocess.Popen[bytes]":
@@ -279,23 +286,29 @@ while True:
 # Disk faults and invalid files
 
 
-def test_full_disk_is_unavailable_until_there_is_space(log: SqliteEventLog) -> None:
-    writer, file = log.writer(), log._locate(T0)[0]
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[BlobCounting]:
+    return kept_connections(monkeypatch, module)
+
+
+def test_full_disk_is_unavailable_until_there_is_space(
+    connections: list[BlobCounting], log: SqliteEventLog
+) -> None:
+    writer = log.writer()
     writer.append([append_to(T0, [b"before"])])
-    assert file._write_connection is not None
-    ((pages,),) = file._write_connection.execute("PRAGMA page_count").fetchall()
-    file._write_connection.execute(f"PRAGMA max_page_count={pages}")
+    fill_disk(connections)
     with pytest.raises(Unavailable, match=r"(?s)t\.topics\.sqlite.*nothing was written.*disk is full"):
         writer.append([append_to(T0, [bytes(500_000)])])
-    file._write_connection.execute("PRAGMA max_page_count=1000000")
+    set_all(connections, "max_page_count=1000000")
     assert writer.append([append_to(T0, [b"after"])]) == [1]
 
 
-def test_a_read_only_file_is_unavailable_and_says_so(log: SqliteEventLog) -> None:
-    writer, file = log.writer(), log._locate(T0)[0]
+def test_a_read_only_file_is_unavailable_and_says_so(
+    connections: list[BlobCounting], log: SqliteEventLog
+) -> None:
+    writer = log.writer()
     writer.append([append_to(T0, [b"before"])])
-    assert file._write_connection is not None
-    file._write_connection.execute("PRAGMA query_only=1")
+    set_all(connections, "query_only=1")
     with pytest.raises(Unavailable, match="read-only"):
         writer.append([append_to(T0, [b"x"])])
 
@@ -404,8 +417,9 @@ def test_a_copy_made_while_the_log_is_in_use_is_a_log(log: SqliteEventLog, tmp_p
     reader = copy.reader()
     reader.assign({T0: 0})
     assert read_all(reader, 2) == {T0: [(0, b"a"), (1, b"b")]}
-    assert copy._locate(T0)[0].query("PRAGMA journal_mode") == [("wal",)]
     copy.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "copy" / "t.topics.sqlite")) as db:
+        assert db.execute("PRAGMA journal_mode").fetchall() == [("wal",)]
 
 
 def test_two_lives_of_a_log_have_two_ids(tmp_path: Path) -> None:

@@ -39,13 +39,14 @@ from freshet.testing.contracts.rowstore import (
 )
 from freshet.types import Bucket, Fence, RowRuns
 from tests.fixtures.bucket_owner import KEYS, Owner
+from tests.fixtures.connections import fill_disk, kept_connections, set_all
 from tests.fixtures.effort import examples
 
 
 @pytest.fixture
 def eager_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merge and compact small stores as if they were large."""
-    monkeypatch.setattr(row_store, "_SMALLEST_BYTES", 100)
+    monkeypatch.setattr(row_store, "SMALLEST_BYTES", 100)
     monkeypatch.setattr(row_store, "FAN_IN", 3)
 
 
@@ -132,8 +133,8 @@ def test_segments_do_not_pile_up(tmp_path: Path) -> None:
 def test_a_small_compaction_budget_does_not_shorten_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("freshet.rows.sqlite.row_store._LEAST_COMPACTION_BYTES", 150)
-    monkeypatch.setattr("freshet.rows.sqlite.row_store._COMPACTION_PER_FLUSHED_BYTE", 0)
+    monkeypatch.setattr(row_store, "LEAST_COMPACTION_BYTES", 150)
+    monkeypatch.setattr(row_store, "COMPACTION_PER_FLUSHED_BYTE", 0)
     store = SqliteRowStore(tmp_path / "rows.sqlite")
     store.create(identity(), starting())
     metas = store.claim([Bucket(0), Bucket(1)], Fence(1))
@@ -338,9 +339,9 @@ def test_repeated_reads_by_key_keep_no_memory(tmp_path: Path) -> None:
 def test_connections_with_many_blobs_are_replaced_unnoticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("freshet.rows.sqlite.row_store.BLOBS_A_CONNECTION", 3)
+    monkeypatch.setattr(row_store, "BLOBS_A_CONNECTION", 3)
+    connections = kept_connections(monkeypatch, row_store)
     store = SqliteRowStore(tmp_path / "rows.sqlite")
-    writer, reader = store._writer, store._reader
     store.create(identity(), starting())
     metas = dict(store.claim([Bucket(0), Bucket(1)], Fence(1)))
     for i in range(30):
@@ -349,9 +350,15 @@ def test_connections_with_many_blobs_are_replaced_unnoticed(
         assert set(outcomes_of(store, flush_of(*changes)).values()) == {FlushOutcome.DONE}
         there, records = store.read(Bucket(1), 0, np.array([9], np.uint64))
         assert (there.tolist(), records[0, 0]) == ([True], i)
-    assert store._writer is not writer
-    assert store._reader is not reader
+    for first in connections[:2]:  # of the writer and of the reader
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            first.execute("SELECT 1")
     store.close()
+
+
+def execute(path: Path, statement: str) -> None:
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(statement)
 
 
 def test_blobs_with_large_ids_are_read_without_blobopen(
@@ -364,13 +371,13 @@ def test_blobs_with_large_ids_are_read_without_blobopen(
     path = tmp_path / "rows.sqlite"
     store = SqliteRowStore(path)
     store.create(identity(), starting())
-    store._writer.execute(f"UPDATE last_segment SET id = {2**33}")
+    execute(path, f"UPDATE last_segment SET id = {2**33}")
     meta = store.claim([Bucket(0)], Fence(1))[Bucket(0)]
     store.flush(flush_of(Change(0, next_meta(meta), {0: {1: 5, 8: 6}})))
     there, records = store.read(Bucket(0), 0, np.array([1, 2, 8], np.uint64))
     assert (there.tolist(), records[:, 0].tolist()) == ([True, False, True], [5, 0, 6])
     assert rows_of(store, 0) == {(0, 1): 5, (0, 8): 6}
-    store._writer.execute("UPDATE segments SET body = substr(body, 1, 20)")
+    execute(path, "UPDATE segments SET body = substr(body, 1, 20)")
     with pytest.raises(Corrupt, match=r"expected at least \d+ bytes, found 20"):
         store.read(Bucket(0), 0, np.array([1], np.uint64))
     store.close()
@@ -389,17 +396,17 @@ def test_a_foreign_database_is_a_mismatch_and_garbage_corrupt(tmp_path: Path) ->
         SqliteRowStore(path)
 
 
-def test_a_flush_on_a_full_disk_succeeds_later(tmp_path: Path) -> None:
+def test_a_flush_on_a_full_disk_succeeds_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connections = kept_connections(monkeypatch, row_store)
     store = SqliteRowStore(tmp_path / "rows.sqlite")
     store.create(identity(), starting())
     old = store.claim([Bucket(0)], Fence(1))[Bucket(0)]
     flush = flush_of(Change(0, next_meta(old), {0: dict.fromkeys(range(20000), 1)}))
-    ((pages,),) = store._writer.execute("PRAGMA page_count").fetchall()
-    store._writer.execute(f"PRAGMA max_page_count={pages}")
+    fill_disk(connections)
     with pytest.raises(Unavailable, match="disk is full"):
         store.flush(flush)
     assert store.metas([Bucket(0)])[Bucket(0)] == old
-    store._writer.execute("PRAGMA max_page_count=1000000")
+    set_all(connections, "max_page_count=1000000")
     assert outcomes_of(store, flush) == {0: FlushOutcome.DONE}
     assert len(rows_of(store, 0)) == 20_000
     store.close()
@@ -447,7 +454,7 @@ def flush_for_ever(path: str) -> None:
 
     It says "ready", and the seq of each flush once that is answered.
     """
-    row_store._SMALLEST_BYTES, row_store.FAN_IN = 100, 3  # so that kills hit merges and compactions too
+    row_store.SMALLEST_BYTES, row_store.FAN_IN = 100, 3  # so that kills hit merges and compactions too
     store = SqliteRowStore(Path(path))
     store.create(identity(), starting())
     fence = Fence(store.metas([Bucket(0)])[Bucket(0)].fence + 1)
