@@ -210,18 +210,18 @@ def registry(url: str) -> SchemaById:
                 raise Unavailable(f"{url}: {error}") from error
             except OSError as error:
                 raise Unavailable(f"{url}: {error}") from error
-            known[schema_id] = fastavro.parse_schema(_as_stored(orjson.loads(text)))
+            known[schema_id] = fastavro.parse_schema(as_stored(orjson.loads(text)))
         return known[schema_id]
 
     return schema_of
 
 
-def _as_stored(schema: Any) -> Any:
+def as_stored(schema: Any) -> Any:
     """The schema without logical types: times stay the numbers that they are, as the spec says their unit."""
     if isinstance(schema, list):
-        return [_as_stored(branch) for branch in schema]
+        return [as_stored(branch) for branch in schema]
     if isinstance(schema, dict):
-        return {key: _as_stored(part) for key, part in schema.items() if key != "logicalType"}
+        return {key: as_stored(part) for key, part in schema.items() if key != "logicalType"}
     return schema
 
 

@@ -41,12 +41,12 @@ def main(wanted: Sequence[str]) -> None:
             for group in stacked.groups
         ]
         if groups := [(group, alerts) for group, alerts in groups if alerts]:
-            wrong += _on_a_stack(name, stacked, groups)
+            wrong += on_a_stack(name, stacked, groups)
     if wrong:
         sys.exit("\n".join(["not as expected:", *wrong]))
 
 
-def _on_a_stack(name: str, stacked: Stacked, groups: Sequence[tuple[Group, Sequence[str]]]) -> list[str]:
+def on_a_stack(name: str, stacked: Stacked, groups: Sequence[tuple[Group, Sequence[str]]]) -> list[str]:
     """What was not as expected."""
     wrong: list[str] = []
     with tempfile.TemporaryDirectory(prefix="freshet-alarms-") as made:

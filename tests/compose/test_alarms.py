@@ -41,7 +41,7 @@ def test_an_alert_that_never_fires_or_never_ends_is_an_error(
 
 
 def test_a_run_with_one_of_them_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alarms, "_on_a_stack", lambda *_: ["  nothing: did not fire"])
+    monkeypatch.setattr(alarms, "on_a_stack", lambda *_: ["  nothing: did not fire"])
 
     with pytest.raises(SystemExit) as ended:
         alarms.main([])

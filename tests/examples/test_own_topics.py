@@ -126,7 +126,7 @@ class Door:
 def schema_of(schema_id: int) -> Any:
     if schema_id != shop.SCHEMA_ID:
         raise BadInput(f"the registry has no schema {schema_id}")
-    return bridge._as_stored(json.loads((FOLDER / "results.avsc").read_text()))
+    return bridge.as_stored(json.loads((FOLDER / "results.avsc").read_text()))
 
 
 def bridged(topics: Mapping[tuple[str, int], Sequence[Sent]], door: Any) -> tuple[Scripted, list[str]]:

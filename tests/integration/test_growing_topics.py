@@ -24,7 +24,7 @@ from freshet.log.topics import ensure_topic
 from freshet.testing.conditions import wait_until
 from freshet.types import Append, BytesColumn, TopicPartition
 from tests.fixtures.join_events import Action, Event, Served
-from tests.fixtures.joiner import World, _where
+from tests.fixtures.joiner import World, where_of
 from tests.integration.joiner_process import PLAN
 from tests.servers.kafka import Kafka
 
@@ -33,8 +33,13 @@ INTERVALS = Intervals(flush_interval_ms=0, count_interval_ms=0, commit_interval_
 
 
 @pytest.fixture
-def world(kafka: Kafka, tmp_path: Path) -> Iterator[World]:
-    log = open_eventlog(f"kafka://{kafka.bootstrap}/{uuid4().hex}")
+def prefix() -> str:
+    return uuid4().hex
+
+
+@pytest.fixture
+def world(kafka: Kafka, tmp_path: Path, prefix: str) -> Iterator[World]:
+    log = open_eventlog(f"kafka://{kafka.bootstrap}/{prefix}")
     world = World(tmp_path, PLAN, 2, other_log=log)
     yield world
     world.close()
@@ -54,7 +59,7 @@ def slate(request: str, time_ms: int) -> list[Event]:
 
 def send(world: World, events: list[Event], partition: int) -> None:
     for event in events:
-        topic, _ = _where(event)
+        topic, _ = where_of(event)
         values = BytesColumn.of([event.record()])
         world.log.writer().append(
             [Append(topic, partition, values, times_ms=np.array([event.time], np.int64))]
@@ -129,9 +134,8 @@ def test_a_grown_topic_stops_no_start_and_a_smaller_one_does(world: World) -> No
     [("murmur2_random", "murmur2"), ("consistent_random", "crc32"), ("fnv1a_random", "fnv1a")],
 )
 def test_a_clients_partitioner_is_recognised_by_its_keys(
-    kafka: Kafka, world: World, partitioner: str, name: str
+    kafka: Kafka, world: World, prefix: str, partitioner: str, name: str
 ) -> None:
-    prefix = world.log._admin.name("")  # type: ignore[attr-defined]
     producers = [
         Producer({"bootstrap.servers": kafka.bootstrap, "log_level": 0, "partitioner": one})
         for one in ("murmur2_random", partitioner)
@@ -139,7 +143,7 @@ def test_a_clients_partitioner_is_recognised_by_its_keys(
     placing, inputs = PartitionerDetector(), list(world.inputs.values())[:2]
     for topic, producer in zip(inputs, producers, strict=True):
         for i in range(200):
-            producer.produce(prefix + topic, value=b"v", key=f"{topic}-{i}".encode())
+            producer.produce(f"{prefix}.{topic}", value=b"v", key=f"{topic}-{i}".encode())
         producer.flush()
     reader = world.log.reader()
     reader.assign({TopicPartition(topic, p): 0 for topic in inputs for p in (0, 1)})

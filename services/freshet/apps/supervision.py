@@ -119,7 +119,7 @@ def run_up(spec_file: Path, folder: Path, *, console: bool, as_json: bool) -> No
     run = prepare(spec_file, folder, again=again, console=console)
     stop = threading.Event()
     stop_on_signals(stop)
-    summary = run.until_stopped(stop, lambda: _report_up(run, stop, as_json))
+    summary = run.until_stopped(stop, lambda: report_up(run, stop, as_json))
     lines = [f"stopped after {summary.seconds} s; everything is kept in {folder}"]
     lines += [
         f"  {name:10} {how}, restarted {summary.restarts.get(name, 0)} times"
@@ -169,7 +169,9 @@ def report_ready(
     return not waiting
 
 
-def _report_up(run: Run, stop: threading.Event, as_json: bool) -> None:
+def report_up(run: Run, stop: threading.Event, as_json: bool) -> None:
+    """Print the memory of rows, when each process is ready, and the console's address."""
+
     def report(line: str) -> None:
         say(line, err=as_json)
 

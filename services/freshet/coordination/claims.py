@@ -43,7 +43,7 @@ _GAP_S = 0.2
 """Largest part of the time between two reads that counts as silence: a process that slept longer cannot know
 whether the log was available. On a busy machine that polls later, leases only become longer."""
 
-_STATE_EVERY = 100_000
+STATE_EVERY = 100_000
 """Records after which a summary is written and earlier records are trimmed: about 14 hours of one owner, 0.2
 s of reading."""
 
@@ -387,7 +387,7 @@ class Claims:
                 self._unwritten.pop(0)
 
     def _summarise(self) -> None:
-        if self._next - self._start < _STATE_EVERY:
+        if self._next - self._start < STATE_EVERY:
             return
         with self._changed:
             upto, claims, plan = self._next, list(self._book.claims().values()), self._book.plan

@@ -200,7 +200,7 @@ def _tensor(entry: dict[str, Any], binary: memoryview, limits: InputLimits) -> t
     size = parameters.get("binary_data_size")
     nulls = None
     if size is None:
-        values, nulls = _from_json(name, datatype, dtype, entry.get("data"), shape)
+        values, nulls = from_json(name, datatype, dtype, entry.get("data"), shape)
         taken = 0
     else:
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(binary):
@@ -236,7 +236,7 @@ def check_input(name: object, datatype: object, shape: object, limits: InputLimi
     return dtype, count
 
 
-def _from_json(
+def from_json(
     name: str, datatype: Any, dtype: Any, data: Any, shape: Sequence[int]
 ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
     """Return the elements of all rows, and (B,) which rows are null, if any. Raises BadInput."""

@@ -180,7 +180,7 @@ def read_infer(message: Any, limits: InputLimits) -> InferRequest:
         shape = list(given.shape)
         dtype, count = check_input(given.name, given.datatype, shape, limits)
         if not raw:
-            values = _typed(given, dtype, count)
+            values = from_contents(given, dtype, count)
         elif given.HasField("contents"):
             raise BadInput(f"input {given.name!r}: expected contents or raw_input_contents, found both")
         else:
@@ -202,7 +202,7 @@ def _parameters(parameters: Any) -> dict[str, Any]:
     }
 
 
-def _typed(given: Any, dtype: Any, count: int) -> NDArray[Any]:
+def from_contents(given: Any, dtype: Any, count: int) -> NDArray[Any]:
     """Convert `contents` to (count,) elements."""
     if given.datatype not in _CONTENTS:
         raise BadInput(f"input {given.name!r}: {given.datatype} has no typed contents, send it raw")

@@ -69,7 +69,7 @@ def append_gathered(
 
 _READ_RECORDS = 8192
 
-_STALLED_S = 10.0
+STALLED_S = 10.0
 """Time without a record, though the log reports a later end, after which the log counts as unavailable."""
 
 _MAX_SILENT_POLLS = 10
@@ -106,7 +106,7 @@ def _records(log: EventLog, at: TopicPartition, start: int, stop: int) -> list[t
     try:
         reader.assign({at: start})
         position = start
-        deadline, silences = time.monotonic() + _STALLED_S, 0
+        deadline, silences = time.monotonic() + STALLED_S, 0
         while position < stop:
             try:
                 polled = reader.poll(_READ_RECORDS, 1.0)
@@ -118,7 +118,7 @@ def _records(log: EventLog, at: TopicPartition, start: int, stop: int) -> list[t
             for _, records in polled:
                 offsets = records.offsets.tolist()
                 found += ((n, v) for n, v in zip(offsets, records.values, strict=True) if n < stop)
-                position, deadline = records.next_offset, time.monotonic() + _STALLED_S
+                position, deadline = records.next_offset, time.monotonic() + STALLED_S
             if time.monotonic() >= deadline:
                 raise Unavailable(f"{at}: expected records up to {stop}, found none after {position}")
     finally:

@@ -29,7 +29,7 @@ from freshet.errors import ConfigError, Unavailable
 
 _log = structlog.get_logger(__name__)
 
-_ANSWER_S = 5.0
+ANSWER_S = 5.0
 """Time-out of a request, from connect to its last byte; a registry holds kilobytes, in memory."""
 
 _BURST_S = 20.0
@@ -298,11 +298,11 @@ class RestRegistry:
     def _response(self, url: str, path: str) -> tuple[http.client.HTTPResponse, bytes]:
         """Return the head of an answer and its body.
 
-        Raises OSError, HTTPException or ValueError if there is none within `_ANSWER_S`.
+        Raises OSError, HTTPException or ValueError if there is none within `ANSWER_S`.
         """
         parts = urlsplit(url)
         assert parts.hostname is not None, "checked by Access"
-        deadline = _Deadline(_ANSWER_S)
+        deadline = _Deadline(ANSWER_S)
         try:
             with deadline, self._connected(parts, deadline) as connection:
                 connection.request("GET", parts.path.rstrip("/") + path, headers=self._headers())
@@ -310,10 +310,10 @@ class RestRegistry:
                 body = response.read(_MOST_BYTES + 1)
         except (OSError, http.client.HTTPException, ValueError) as error:
             if deadline.over or isinstance(error, TimeoutError):
-                raise OSError(f"no whole answer within {_ANSWER_S:g} s") from None
+                raise OSError(f"no whole answer within {ANSWER_S:g} s") from None
             raise
         if deadline.over:
-            raise OSError(f"no whole answer within {_ANSWER_S:g} s")
+            raise OSError(f"no whole answer within {ANSWER_S:g} s")
         if len(body) > _MOST_BYTES or response.length:
             raise http.client.HTTPException(
                 f"an answer above {_MOST_BYTES:,} bytes, or one that was cut off: is this a schema registry?"
@@ -325,11 +325,11 @@ class RestRegistry:
         host, tls = parts.hostname or "", parts.scheme == "https"
         port = parts.port or (443 if tls else 80)
         connection = (
-            http.client.HTTPSConnection(host, port, timeout=_ANSWER_S, context=self._tls)
+            http.client.HTTPSConnection(host, port, timeout=ANSWER_S, context=self._tls)
             if tls
-            else http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
+            else http.client.HTTPConnection(host, port, timeout=ANSWER_S)
         )
-        plain = socket.create_connection((host, port), timeout=_ANSWER_S)
+        plain = socket.create_connection((host, port), timeout=ANSWER_S)
         with contextlib.closing(plain), contextlib.closing(connection):
             deadline.watch(plain.dup())  # TLS replaces the first socket
             connection.sock = (

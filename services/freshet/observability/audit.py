@@ -335,7 +335,7 @@ def read_audit(path: Path, most: int, outcomes: Collection[str] = OUTCOMES) -> A
     damaged, unread = 0, 0
     try:
         with path.open("rb") as file:
-            for before, line in _backwards(file):
+            for before, line in lines_backwards(file):
                 unread = before
                 one = _line(line)
                 if one is None:
@@ -355,7 +355,7 @@ def read_audit(path: Path, most: int, outcomes: Collection[str] = OUTCOMES) -> A
     return AuditTail(found[::-1], damaged, unread)
 
 
-def _backwards(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def lines_backwards(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield (bytes before the line, line) from the last line to the first; the beginning of too long ones."""
     at, rest = file.seek(0, os.SEEK_END), b""  # `rest`: the line that ends the next piece
     first = True

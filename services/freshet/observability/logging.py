@@ -217,14 +217,15 @@ class _Scrubbing:
         self._left -= min(len(text), most)
         cut = len(text) - most
         if cut <= 0:
-            return _without_secrets(text)
+            return without_secrets(text)
         left_out, seen = f"… ({cut} characters left out) …", most + _BEYOND_THE_CUT
         if keep_end:
-            return left_out + _without_secrets(text[-seen:])[-most:] if most else left_out
-        return _without_secrets(text[:seen])[:most] + left_out
+            return left_out + without_secrets(text[-seen:])[-most:] if most else left_out
+        return without_secrets(text[:seen])[:most] + left_out
 
 
-def _without_secrets(text: str) -> str:
+def without_secrets(text: str) -> str:
+    """Return the text with its credentials hidden."""
     for pattern, instead in _IN_TEXT:
         text = pattern.sub(instead, text)
     return text

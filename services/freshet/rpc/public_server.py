@@ -160,7 +160,7 @@ class PublicServer(GrpcServer):
             began = perf_counter()
             try:
                 if self._authenticator is not None:
-                    self._authenticator.check_token(scope, *_credentials(context))
+                    self._authenticator.check_token(scope, *credentials_of(context))
             except HttpError as error:
                 await self._abort(method, context, error, began)
 
@@ -201,7 +201,7 @@ class PublicServer(GrpcServer):
     def _authenticate(self, scope: Scope, context: Context) -> Principal:
         if self._authenticator is None:
             return ANONYMOUS
-        return self._authenticator.authenticate(scope, *_credentials(context))
+        return self._authenticator.authenticate(scope, *credentials_of(context))
 
     async def _abort(self, method: str, context: Context, error: Exception, began: float) -> None:
         """End a call with the status of an exception; raises, as gRPC's `abort` does."""
@@ -353,7 +353,7 @@ def _peer(context: Context) -> str:
     return unquote(rest).rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else context.peer()
 
 
-def _credentials(context: Context) -> tuple[bytes | None, str, bytes | None]:
+def credentials_of(context: Context) -> tuple[bytes | None, str, bytes | None]:
     """Return Authorization, address and X-Forwarded-For of a call, for `Authenticator`."""
     # Proxies may each add a line; all lines are one list. gRPC 1.85 keeps the last line only: then there are
     # fewer entries than proxies, and none is trusted.

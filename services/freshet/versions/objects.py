@@ -60,7 +60,8 @@ if TYPE_CHECKING:
     from obstore import UpdateVersion
     from obstore.store import ObjectStore, S3Credential
 
-_RETRY: dict[str, Any] = {"max_retries": 4, "retry_timeout": timedelta(seconds=20)}
+RETRY: dict[str, Any] = {"max_retries": 4, "retry_timeout": timedelta(seconds=20)}
+"""Attempts of a request that fails on the way, and the longest time for all of them."""
 _CLIENT: dict[str, Any] = {"connect_timeout": timedelta(seconds=5), "timeout": timedelta(seconds=60)}
 """Time-outs of one request: an upload of 100 MB at 2 MB/s fits."""
 
@@ -248,7 +249,7 @@ def open_bucket(url: str) -> Bucket:
 
 
 def _store(scheme: str, bucket: str, prefix: str | None, config: dict[str, Any]) -> ObjectStore:
-    common: dict[str, Any] = {"prefix": prefix, "retry_config": _RETRY}
+    common: dict[str, Any] = {"prefix": prefix, "retry_config": RETRY}
     client = dict(_CLIENT, allow_http=any(str(v).startswith("http://") for v in config.values()))
     if scheme == "gs":
         return GCSStore(bucket, config=config, client_options=client, **common)  # type: ignore[arg-type]

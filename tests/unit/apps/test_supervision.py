@@ -44,7 +44,7 @@ def test_the_start_states_how_much_memory_rows_may_take(
     monkeypatch.setattr(supervision, "report_ready", lambda *_: False)
     settings = load_settings({}, run_folder=tmp_path)
 
-    supervision._report_up(Run(tmp_path, settings, [], Watched()), stop, as_json=False)  # type: ignore[arg-type]
+    supervision.report_up(Run(tmp_path, settings, [], Watched()), stop, as_json=False)  # type: ignore[arg-type]
 
     said = capsys.readouterr().out
     assert rows_memory(settings).text() in said

@@ -40,6 +40,7 @@ from freshet.observability.skipped_state import skipped
 from freshet.paramserver.placement import BalanceRules
 from freshet.testing.clock import SettableClock
 from freshet.testing.conditions import wait_for
+from freshet.testing.faults import Faulty
 from freshet.types import Append, BytesColumn, Fence, TopicPartition
 
 CONTROL = TopicPartition("control", 0)
@@ -208,11 +209,11 @@ class Unreachable:
     """A log whose readers and writers fail while `away` is set."""
 
     def __init__(self, log: EventLog) -> None:
-        self._log, self.away, self._refused = log, threading.Event(), 0
+        self._log, self.away, self.refused = log, threading.Event(), 0
 
     def was_noticed(self) -> bool:
         """Return whether its reader has failed and polled again."""
-        return self._refused > 1
+        return self.refused > 1
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._log, name)
@@ -225,7 +226,7 @@ class Unreachable:
 
             def poll(self, max_records: int, wait_s: float) -> Any:
                 if outer.away.is_set():
-                    outer._refused += 1
+                    outer.refused += 1
                     raise Unavailable("the disk is away")
                 return reader.poll(max_records, wait_s)
 
@@ -397,13 +398,11 @@ def test_a_stop_ends_the_wait_for_a_claim(start: Callable[..., Claims]) -> None:
 def test_closing_on_a_sick_log_leaves_the_claim_to_its_lease(
     log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    writer = Faulty(log.writer())
+    monkeypatch.setattr(log, "writer", lambda: writer)
     claims = Claims(log, "control")
     held = claims.acquire("seat", "a", soon())
-
-    def fail(record: bytes) -> int:
-        raise Unavailable("the disk is full")
-
-    monkeypatch.setattr(claims, "_append", fail)
+    writer.script("append", nth=1, times=1_000, error=Unavailable("the disk is full"))
     claims.close()
     assert log.bounds(CONTROL).end > held.fence
 
@@ -418,7 +417,7 @@ def test_late_reader_finds_all_owners(start: Callable[..., Claims]) -> None:
 def test_trimming_a_long_topic_keeps_owners_and_plan(
     start: Callable[..., Claims], log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims_module, "_STATE_EVERY", 10)
+    monkeypatch.setattr(claims_module, "STATE_EVERY", 10)
     first = start()
     held = first.acquire("seat", "a", soon())
     plan = Plan("seat", held.fence, ("seat", "seat"))

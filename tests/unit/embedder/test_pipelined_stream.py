@@ -145,7 +145,7 @@ def test_owner_change_during_idle_reissues_lost_samples(scene):
     assert stream.flush(DEADLINE_S)
     assert len(rows.counts()) == 10
 
-    rows._die()
+    rows.die()
     assert rows.counts() == {}
 
     again = await_batch(stream)

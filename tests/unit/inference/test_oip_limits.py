@@ -61,9 +61,9 @@ def test_what_the_model_does_not_take_is_refused_undecoded(
     def decoded(*_: object) -> None:
         raise AssertionError("elements were decoded")
 
-    for module, function in ((oip, "from_binary"), (oip, "_from_json"), (oip_grpc, "from_binary")):
-        monkeypatch.setattr(module, function, decoded)
-    monkeypatch.setattr(oip_grpc, "_typed", decoded)
+    for module, other in ((oip, "from_json"), (oip_grpc, "from_contents")):
+        for function in ("from_binary", other):
+            monkeypatch.setattr(module, function, decoded)
     count = 1
     for n in shape:
         count *= n

@@ -69,7 +69,7 @@ def reasons(log: EventLog) -> list[str]:
 def test_events_wait_through_every_answer_that_says_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(module, "ANSWER_S", 0.05)
     with OddRegistry({1: GOOD}) as odd:
         log, joiner = world(tmp_path, odd.url)
         joiner.open()

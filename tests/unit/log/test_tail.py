@@ -58,7 +58,7 @@ def test_an_empty_answer_before_the_end_is_not_the_end(
 
 
 def test_missing_records_are_unavailable(log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_STALLED_S", 0.05)
+    monkeypatch.setattr(records, "STALLED_S", 0.05)
     slow(log, monkeypatch, empty=1_000_000)
 
     with pytest.raises(Unavailable, match=r"expected records up to 5, found none after 3"):

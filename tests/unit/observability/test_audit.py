@@ -181,7 +181,7 @@ def test_lines_do_not_depend_on_the_size_of_reads(
 
     with pytest.MonkeyPatch.context() as patch, path.open("rb") as file:
         patch.setattr(audit_module, "READ_BYTES", size)
-        read = list(audit_module._backwards(file))
+        read = list(audit_module.lines_backwards(file))
 
     assert [line for _, line in read][::-1] == content.splitlines()
     assert all(content[at : at + len(line)] == line for at, line in read)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import pytest
 
 from freshet.observability.log_keys import ALWAYS, KEYS, SOMETIMES
-from ops.reference.logs_page import LEVELS, Call, _calls, calls
+from ops.reference.logs_page import LEVELS, Call, calls
 
 
 def names(found: list[Call]) -> list[str]:
@@ -58,9 +57,11 @@ def test_there_is_no_key_for_secrets_and_events(key: str) -> None:
     assert key not in KEYS
 
 
-def test_a_key_that_is_not_documented_is_seen() -> None:
+def test_a_key_that_is_not_documented_is_seen(tmp_path: Path) -> None:
     text = 'where = {"topic": 1}\nlog.error("x", **where, nonsense=2)\nlog.info("y", **more)\n'
 
-    found = list(_calls(ast.parse(text), str(Path("trainer/x.py"))))
+    (tmp_path / "x.py").write_text(text)
+
+    found = calls(tmp_path)
 
     assert [(c.keys, c.unknown) for c in found] == [(("topic", "nonsense"), False), ((), True)]

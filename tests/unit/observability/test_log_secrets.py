@@ -15,8 +15,8 @@ from freshet.observability.logging import (
     HIDDEN,
     MOST_CHARS,
     MOST_CHARS_IN_ALL,
-    _without_secrets,
     scrubbed,
+    without_secrets,
 )
 from ops.reference.metrics_page import SERVICES
 
@@ -43,8 +43,8 @@ def test_the_time_for_a_text_grows_with_its_length_alone(piece: str) -> None:
     few, more, most = ((piece * size)[:size] for size in (500, 4_000, 100_000))
 
     # 8 and 25 times the length; a quadratic pattern takes 64 and 625 times as long.
-    assert seconds(_without_secrets, more) < 32 * max(seconds(_without_secrets, few), 2e-6)
-    assert seconds(_without_secrets, most) < 120 * seconds(_without_secrets, more)
+    assert seconds(without_secrets, more) < 32 * max(seconds(without_secrets, few), 2e-6)
+    assert seconds(without_secrets, most) < 120 * seconds(without_secrets, more)
 
 
 @pytest.mark.parametrize("piece", HARD, ids=ascii)

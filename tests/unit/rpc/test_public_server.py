@@ -16,7 +16,7 @@ import pytest
 from freshet.errors import BadInput
 from freshet.http.addresses import forwarded_address
 from freshet.http.authenticator import Principal
-from freshet.rpc.public_server import PublicServer, _credentials
+from freshet.rpc.public_server import PublicServer, credentials_of
 from tests.unit.rpc.listening import DEADLINE_S, Served, serving
 
 
@@ -35,7 +35,7 @@ class Call:
 
 def shown(*metadata: tuple[str, str | bytes]) -> tuple[bytes | None, str, bytes | None]:
     call: Any = Call(*metadata)
-    return _credentials(call)
+    return credentials_of(call)
 
 
 def test_all_lines_of_proxies_are_one_list() -> None:

@@ -323,7 +323,7 @@ def test_credentials_come_from_a_file_and_are_never_repeated(
 ) -> None:
     for name in ENVIRONMENT:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(objects, "_RETRY", {"max_retries": 0})
+    monkeypatch.setattr(objects, "RETRY", {"max_retries": 0})
     file = tmp_path / "credentials"
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
     monkeypatch.setenv("AWS_PROFILE", "trainer")
@@ -341,7 +341,7 @@ def test_credentials_come_from_a_file_and_are_never_repeated(
 def test_a_storage_that_cannot_be_reached_is_unavailable(
     monkeypatch: pytest.MonkeyPatch, s3: S3, s3_url: str
 ) -> None:
-    monkeypatch.setattr(objects, "_RETRY", {"max_retries": 0})
+    monkeypatch.setattr(objects, "RETRY", {"max_retries": 0})
     nobody = s3_url.replace(s3.endpoint, "http://127.0.0.1:1")
     with pytest.raises(Unavailable, match=r"s3://.*: cannot list"):
         open_url(nobody).numbers()
