@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.workload import Workload, append
-from freshet.apps.batch_sources import OwnRows
 from freshet.apps.pipeline import Pipeline
 from freshet.apps.trainer import TrainerProcess
 from freshet.config.spec.model import Spec, Train
@@ -15,10 +14,12 @@ from freshet.coordination.claims import Claims
 from freshet.embedder.block_decoder import BlockDecoders
 from freshet.embedder.service import Embedder, EmbedderAddress
 from freshet.paramserver.service import ParamServer, ShardAddress
+from freshet.paramserver.shard import Shard
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import FrameServer
 from freshet.testing.conditions import wait_until
-from tests.fixtures.trainers import rank_of, trainer_of
+from freshet.types import Fence
+from tests.fixtures.trainers import rank_of
 
 DEADLINE_S = 60.0
 ROWS = 4_096
@@ -30,7 +31,7 @@ class Scene:
     """A shard with rows, an embedder that serves its samples once started, and the stores of both."""
 
     pipeline: Pipeline
-    rows: OwnRows  # for its shard
+    shard: Shard
     embedder: Embedder
     serving: threading.Thread
 
@@ -40,7 +41,7 @@ class Scene:
 
     def trained(self, ranks: Sequence[TrainerProcess]) -> None:
         """Wait until the rows have learned from all samples."""
-        offsets = self.rows.shard.applied
+        offsets = self.shard.applied
         try:
             wait_until(
                 "the rows have learned from all samples",
@@ -55,16 +56,13 @@ class Scene:
 def scene(folder: Path, spec: Spec) -> Iterator[Scene]:
     pipeline = Pipeline(spec, folder / "run", 2)
     assert append(pipeline, Workload(rows=ROWS, cardinality=500).arrays(), 1) == ROWS
-    trainer = trainer_of(pipeline, lanes=1)
-    rows = trainer.source
-    assert isinstance(rows, OwnRows)
-    for lease in rows._leases[1:]:
-        lease.release()
+    shard = Shard(pipeline.context, pipeline.rows, fence=Fence(1))
+    shard.load()
     claims = Claims(pipeline.log, pipeline.topics.control)
     embedder = Embedder(
         pipeline.context,
         claims,
-        rows.shard,
+        shard,
         BlockDecoders(pipeline.context, pipeline.writer),
         FrameServer("127.0.0.1:0", Transport()),
         EmbedderAddress("a", "127.0.0.1"),
@@ -72,14 +70,13 @@ def scene(folder: Path, spec: Spec) -> Iterator[Scene]:
     stop = threading.Event()
     serving = threading.Thread(target=embedder.run, args=(stop,))
     try:
-        yield Scene(pipeline, rows, embedder, serving)
+        yield Scene(pipeline, shard, embedder, serving)
     finally:
         stop.set()
         if serving.ident is None:
             serving.start()  # which ends at once, and frees what the embedder holds
         serving.join()
         claims.close()
-        trainer._cleanup.run()
         pipeline.close()
 
 

@@ -29,7 +29,7 @@ def test_a_rank_without_rows_learns_what_a_single_process_learns(tmp_path: Path,
             training.join()
 
         assert rank.trainer.progress.samples == ROWS
-        assert rank.ledger.applied == {p: offset[0] for p, offset in made.rows.shard.applied().items()}
+        assert rank.ledger.applied == {p: offset[0] for p, offset in made.shard.applied().items()}
         auc = rank.quality.summary()["training"]["click"]["auc"]
         assert auc > 0.55, "half of the samples teach the other half"
         assert made.embedder.status()["samples"] >= ROWS, "more if one is sent again"
@@ -60,7 +60,7 @@ def test_two_ranks_learn_together_what_an_embedder_serves_them(tmp_path: Path, o
         assert sum(rank.trainer.progress.samples for rank in ranks) == ROWS
         assert all(rank.trainer.progress.samples for rank in ranks)
         for rank in ranks:
-            assert rank.ledger.applied == {p: offset[0] for p, offset in made.rows.shard.applied().items()}
+            assert rank.ledger.applied == {p: offset[0] for p, offset in made.shard.applied().items()}
             assert rank.quality.summary()["training"]["click"]["n"] == ROWS
             assert rank.training_loop.lost == 0
         first, second = (rank.state.model.state() for rank in ranks)

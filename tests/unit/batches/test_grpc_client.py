@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from freshet.embedder.service import BatchServer
-from freshet.errors import DataLost, Fenced, Overloaded, Unavailable
+from freshet.errors import DataLost, Fenced, Overloaded
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.rpc.channel import TOKENS_CHECK_S, PeerTokens
 from freshet.rpc.frames import Frame
@@ -190,21 +190,20 @@ def test_gradients_refused_as_overload_are_sent_again(scene):
 
 
 def test_overload_keeps_batches_that_are_out(scene, monkeypatch):
+    left, take = [1, 1], BatchServer.take
+
+    def refuse_twice(self: BatchServer, frame: Frame, feeds: set[tuple[int, int]]) -> bytes:
+        if left:
+            left.pop()
+            raise Overloaded("too much is in work", 0.01)
+        return take(self, frame, feeds)
+
+    monkeypatch.setattr(BatchServer, "take", refuse_twice)
     for i in range(4):
         scene.append(0, [i])
     embedder = scene.embedder(range(PARTITIONS))
     owners = dict.fromkeys(range(PARTITIONS), embedder.address)
-    stream, left = scene.rank(lambda: owners), [1, 1]
-    count = embedder.server._reserve
-
-    def refuse(size: int, own: int) -> Unavailable | None:
-        if left:
-            left.pop()
-            return Overloaded("too much is in work", 0.01)
-        counted: Unavailable | None = count(size, own)
-        return counted
-
-    monkeypatch.setattr(embedder.server, "_reserve", refuse)
+    stream = scene.rank(lambda: owners)
     assert drain(scene, stream, {0: 4, 1: 0}) == [0, 1, 2, 3]
     assert (left, stream.counts.broken) == ([], 0)
 

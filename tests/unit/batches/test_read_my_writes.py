@@ -14,6 +14,7 @@ from freshet.config.spec.parse import parse_spec
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.rows.service import RowStates
 from freshet.tables import KnownPushes
+from freshet.tables.plan import RowSteps
 from freshet.testing.contracts.batches import await_batch, gradients_of
 from freshet.testing.contracts.rowservice import BUCKETS, WIDTH, A, B, C, keys_of
 from freshet.types import F32, OffsetRange, bucket_of
@@ -142,19 +143,18 @@ def test_keep_newest_keeps_only_the_newest_writes(writes):
     assert writes.row_of() == -110.0
 
 
-def test_write_dropped_during_a_step_is_freed_after_it(writes):
+def test_write_dropped_during_a_step_is_freed_after_it(writes, monkeypatch):
     """The next batch may reuse the memory of the slot."""
     begun, write = writes.own.begin_lookup(), writes.give()
     stepping, go_on = threading.Event(), threading.Event()
-    steps = writes.own._steps[0]
+    step = RowSteps.step
 
-    class Slow:
-        def step(self, *args):
-            stepping.set()
-            assert go_on.wait(DEADLINE_S)
-            return steps.step(*args)
+    def slow(*args):
+        stepping.set()
+        assert go_on.wait(DEADLINE_S)
+        return step(*args)
 
-    writes.own._steps = [Slow()]
+    monkeypatch.setattr(RowSteps, "step", slow)
     thread = threading.Thread(target=writes.row_of, args=(begun,))
     thread.start()
     assert stepping.wait(DEADLINE_S)

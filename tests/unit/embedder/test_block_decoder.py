@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.config.avro.schema import Record, parse_schema
+from freshet.embedder import block_decoder as module
 from freshet.embedder.block_decoder import (
     BAD_IN_A_ROW,
     MOST_PAYLOAD_BYTES,
@@ -84,8 +85,10 @@ def test_one_call_decodes_blocks_of_the_last_schema_alike(
     blocks = blocks_of(rows)
     blocks_decoder = made()
     the_long_way = blocks_decoder.decode(blocks)
-    assert blocks_decoder._decode_usual(blocks) is not None
-    same(blocks_decoder.decode(blocks), the_long_way)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "read_blocks", lambda _: pytest.fail("a decode in several calls"))
+        again = blocks_decoder.decode(blocks)
+    same(again, the_long_way)
 
 
 @given(BLOCKS)

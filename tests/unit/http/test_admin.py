@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter
 from structlog.testing import capture_logs
 
 from freshet.errors import ConfigError, Unavailable
-from freshet.http.admin import MAX_CONNECTIONS, Admin, _Server
+from freshet.http.admin import MAX_CONNECTIONS, Admin
 from freshet.process.lifecycle import Cleanup
 
 
@@ -106,13 +106,18 @@ def test_a_port_in_use_names_its_owner(admin: Admin) -> None:
     ],
 )
 def test_disconnects_and_garbage_are_not_logged(
-    error: Exception, is_told: bool, capfd: pytest.CaptureFixture[str]
+    admin: Admin,
+    error: Exception,
+    is_told: bool,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with capture_logs() as told, _Server(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
-        try:
-            raise error
-        except Exception:
-            server.handle_error(None, ("127.0.0.1", 1))
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(BaseHTTPRequestHandler, "send_response", fail)
+    with capture_logs() as told, pytest.raises(http.client.RemoteDisconnected):
+        get(admin, "/health/live")
 
     assert bool(told) is is_told
     assert capfd.readouterr().err == ""  # what is said goes through the log, as lines of its form

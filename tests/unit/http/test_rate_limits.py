@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.http.addresses import client_key, forwarded_address
-from freshet.http.authenticator import Authenticator, RateLimiter, RateLimits
+from freshet.http.authenticator import MAX_CLIENTS, Authenticator, RateLimiter, RateLimits
 from freshet.http.messages import HttpError
 from freshet.http.tokens import TokenEntry, digest_of
 from freshet.testing.clock import SettableClock
@@ -61,14 +61,17 @@ def test_a_new_client_replaces_the_longest_idle_one() -> None:
     assert limiter.take_request("address 0", 1, 1.0) == 0
 
 
+def address(i: int) -> str:
+    return f"10.0.{i // 256}.{i % 256}"
+
+
 def test_a_client_with_both_limits_counts_once() -> None:
     authenticator = Authenticator(None, SettableClock(), limits=RateLimits(requests_per_s=1, events_per_s=10))
-    authenticator._limiter = RateLimiter(max_clients=100)
-    for i in range(100):
-        authenticator.charge_events(authenticator.authenticate("send", None, f"192.0.2.{i}").allowance, 1_000)
+    for i in range(MAX_CLIENTS):
+        authenticator.charge_events(authenticator.authenticate("send", None, address(i)).allowance, 1_000)
 
-    assert authenticator.figures()["clients"] == 100
-    assert outcomes(authenticator, 1, None, "192.0.2.0") == [429], "it is still known, and what it owes, too"
+    assert authenticator.figures()["clients"] == MAX_CLIENTS
+    assert outcomes(authenticator, 1, None, address(0)) == [429], "it is still known, and what it owes, too"
 
 
 def test_requests_and_events_have_their_own_limits() -> None:
@@ -83,11 +86,10 @@ def test_requests_and_events_have_their_own_limits() -> None:
 def test_an_overdrawn_client_that_keeps_asking_is_not_replaced() -> None:
     clock = SettableClock()
     authenticator = Authenticator(None, clock, limits=RateLimits(events_per_s=1))
-    authenticator._limiter = RateLimiter(max_clients=10)
     authenticator.charge_events(authenticator.authenticate("send", None, "192.0.2.1").allowance, 1_000)
-    for i in range(100):
+    for i in range(MAX_CLIENTS + 1):
         assert outcomes(authenticator, 1, None, "192.0.2.1") == [429]
-        authenticator.charge_events(authenticator.authenticate("send", None, f"198.51.100.{i}").allowance, 1)
+        authenticator.charge_events(authenticator.authenticate("send", None, address(i)).allowance, 1)
 
 
 def test_a_limited_client_that_keeps_asking_is_not_replaced() -> None:

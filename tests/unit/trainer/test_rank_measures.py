@@ -48,12 +48,15 @@ def batch(rank: int, number: int) -> tuple[TrainBatch, F32]:
 class Member:
     """The part of a `ProcessGroup` that an exchange uses."""
 
-    answers: Sequence[bytes] | None  # None: a rank is lost
+    rank: int
+    sent: list[bytes]  # of all ranks, complete once each has exchanged
+    lost: bool = False
 
     def exchange(self, data: bytes) -> Sequence[bytes]:
-        if self.answers is None:
+        self.sent[self.rank] = data
+        if self.lost:
             raise RankLost("a rank is gone")
-        return self.answers
+        return self.sent
 
 
 @dataclass
@@ -73,14 +76,16 @@ def exchange(made: Sequence[Rank], *, lost: Sequence[int] = ()) -> None:
     """Run one exchange, in which the ranks with these numbers are lost."""
     for rank in made:
         rank.shared.prepare(more=True)
-    sent = [rank.shared._ready for rank in made]
+    sent = [b""] * len(made)
     for i, rank in enumerate(made):
-        group = cast(ProcessGroup, Member(None if i in lost else sent))
+        group = cast(ProcessGroup, Member(i, sent, i in lost))
         if i in lost:
             with pytest.raises(RankLost):
                 rank.shared.exchange(group, False)
         else:
             rank.shared.exchange(group, False)
+    for i, rank in enumerate(made):
+        if i not in lost:
             rank.shared.merge_received()
 
 
@@ -187,7 +192,7 @@ def test_last_rank_keeps_its_unsent_increments() -> None:
 @pytest.mark.parametrize("data", [b"x", b"\x09" + bytes(7) + b"short", (3).to_bytes(8, "little") + b"abc"])
 def test_invalid_measures_are_refused(data: bytes) -> None:
     (rank,) = ranks(1)
-    rank.shared.exchange(cast(ProcessGroup, Member([data])), False)
+    rank.shared.exchange(cast(ProcessGroup, Member(1, [data, b""])), False)
 
     with pytest.raises(Corrupt):
         rank.shared.merge_received()

@@ -16,8 +16,8 @@ from freshet.log import EventLog
 from freshet.log.context import ModelContext
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.model import DenseModel, build_model
-from freshet.model.inputs import GroupInputs, Labels, ModelInputs
-from freshet.trainer.version_writer import Pins, Snapshot, VersionWriter
+from freshet.model.inputs import GroupInputs, Labels, ModelInputs, inputs_of
+from freshet.trainer.version_writer import JUDGING, Pins, Snapshot, VersionWriter
 from freshet.types import Fence
 from freshet.versions.folder import FolderVersionStore
 from freshet.versions.promotions import move
@@ -241,19 +241,19 @@ FLOOR = replace(SPEC, serve=replace(SPEC.serve, gate=replace(SPEC.serve.gate, fl
 
 
 def test_restarted_trainer_uses_the_carried_samples(bench: Bench) -> None:
-    bench.judged_by = [batch_of(30, 1), batch_of(90, 2)]
-    before = bench.version_writer._score(bench.snapshot().tensors, bench.judged_by)
+    bench.judged_by = before = [batch_of(30, 1), batch_of(90, 2)]
     assert bench.next() == "promoted"
     bench.judged_by = []
-    after = restarted(bench)
-
-    [kept] = after._judging()
-    scored = after._score(bench.snapshot().tensors, [kept])
+    carried = bench.store.get(1, (JUDGING,)).tensors
+    kept = inputs_of({name.removeprefix(JUDGING): array for name, array in carried.items()})
 
     assert kept.size == 120
-    assert np.array_equal(scored.predictions, before.predictions)
-    assert np.array_equal(scored.value, before.value)
-    assert after.next(bench.snapshot()).verdict == "promoted"
+    lane = build_model(SPEC, training=False).lane()
+    assert np.array_equal(lane.score(kept), np.concatenate([lane.score(batch).copy() for batch in before]))
+    assert kept.labels is not None
+    values = [batch.labels.value for batch in before if batch.labels is not None]
+    assert np.array_equal(kept.labels.value, np.concatenate(values))
+    assert restarted(bench).next(bench.snapshot()).verdict == "promoted", "judged by 100 samples or more"
 
 
 @pytest.mark.parametrize("n", [0, 1, 99])

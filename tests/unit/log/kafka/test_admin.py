@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from freshet.errors import Unavailable
+from freshet.log.kafka import admin as module
 from freshet.log.kafka.admin import KafkaAdmin
 from freshet.log.kafka.connection import parse_url
 from freshet.types import TopicPartition
@@ -57,9 +58,7 @@ def told(names: list[str] | KafkaError) -> Future[Any]:
     return future
 
 
-def test_a_broker_without_an_answer_has_no_settings(
-    admin: KafkaAdmin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_without_an_answer_has_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {
         "1": told(["log.dirs", "cordoned.log.dirs"]),
         "2": told(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED)),
@@ -72,6 +71,8 @@ def test_a_broker_without_an_answer_has_no_settings(
         describe_configs=lambda resources, **_: {one: answers[one.name] for one in resources},
         poll=lambda _: 0,
     )
-    monkeypatch.setattr(admin, "_client", client)
+    monkeypatch.setattr(module, "AdminClient", lambda _: client)
 
-    assert admin.broker_settings() == {1: {"log.dirs", "cordoned.log.dirs"}, 2: set(), 3: set()}
+    found = KafkaAdmin(parse_url("kafka://127.0.0.1:1/x"), {}).broker_settings()
+
+    assert found == {1: {"log.dirs", "cordoned.log.dirs"}, 2: set(), 3: set()}

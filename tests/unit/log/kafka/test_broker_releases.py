@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from freshet.errors import Mismatch
 from freshet.log.kafka import event_log as kafka_event_log
+from freshet.log.kafka.admin import KafkaAdmin
 from freshet.log.kafka.event_log import KafkaEventLog, open_url
 
 UP_TO_4_2 = frozenset({"log.dirs", "broker.id"})
@@ -47,11 +48,9 @@ def log(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iter
     opened.close()
 
 
-def answering(
-    log: KafkaEventLog, monkeypatch: pytest.MonkeyPatch, settings: dict[int, frozenset[str]]
-) -> Brokers:
+def answering(monkeypatch: pytest.MonkeyPatch, settings: dict[int, frozenset[str]]) -> Brokers:
     brokers = Brokers(settings)
-    monkeypatch.setattr(log._admin, "broker_settings", brokers)
+    monkeypatch.setattr(KafkaAdmin, "broker_settings", brokers)
     return brokers
 
 
@@ -62,7 +61,7 @@ def events(logs: list[Any]) -> list[tuple[str, list[int]]]:
 def test_named_writers_are_refused_with_a_broker_of_4_3(
     log: KafkaEventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    brokers = answering(log, monkeypatch, {1: UP_TO_4_2, 2: SINCE_4_3, 3: SINCE_4_3, 4: UNKNOWN})
+    brokers = answering(monkeypatch, {1: UP_TO_4_2, 2: SINCE_4_3, 3: SINCE_4_3, 4: UNKNOWN})
 
     for _ in range(2):
         with pytest.raises(
@@ -73,7 +72,7 @@ def test_named_writers_are_refused_with_a_broker_of_4_3(
 
 
 def test_earlier_brokers_are_queried_once(log: KafkaEventLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    brokers = answering(log, monkeypatch, {1: UP_TO_4_2, 2: UP_TO_4_2})
+    brokers = answering(monkeypatch, {1: UP_TO_4_2, 2: UP_TO_4_2})
 
     with capture_logs() as logs:
         log.writer("joiner-m-0")
@@ -82,7 +81,7 @@ def test_earlier_brokers_are_queried_once(log: KafkaEventLog, monkeypatch: pytes
 
 
 def test_brokers_of_unknown_release_are_logged(log: KafkaEventLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    answering(log, monkeypatch, {1: UP_TO_4_2, 2: UNKNOWN})
+    answering(monkeypatch, {1: UP_TO_4_2, 2: UNKNOWN})
 
     with capture_logs() as logs:
         log.writer("joiner-m-0")
@@ -94,7 +93,7 @@ def test_brokers_of_unknown_release_are_logged(log: KafkaEventLog, monkeypatch: 
 
 @pytest.mark.parametrize("log", ["?accept_kafka_20734=true"], indirect=True)
 def test_the_url_accepts_brokers_of_any_release(log: KafkaEventLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    brokers = answering(log, monkeypatch, {1: SINCE_4_3})
+    brokers = answering(monkeypatch, {1: SINCE_4_3})
 
     log.writer("joiner-m-0")
     assert brokers.asked == 0
@@ -102,7 +101,7 @@ def test_the_url_accepts_brokers_of_any_release(log: KafkaEventLog, monkeypatch:
 
 @pytest.mark.parametrize("log", ["?accept_kafka_20734=false"], indirect=True)
 def test_a_writer_without_a_name_asks_nothing(log: KafkaEventLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    brokers = answering(log, monkeypatch, {1: SINCE_4_3})
+    brokers = answering(monkeypatch, {1: SINCE_4_3})
 
     log.writer()
     assert brokers.asked == 0

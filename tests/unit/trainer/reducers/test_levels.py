@@ -137,7 +137,7 @@ def test_rounding_errors_of_ranks_are_independent() -> None:
     def work(group: ThreadCollectives) -> F32:
         reducer = AdaptiveLevels(LevelCodec.group)
         reducer.reduce(group, np.linspace(-1, 1, LevelCodec.group, dtype=np.float32))
-        return reducer._sent.copy()
+        return reducer.undelivered(group)
 
-    first, second = run_ranks(2, work)
-    assert abs(np.corrcoef(first.reshape(-1), second.reshape(-1))[0, 1]) < 0.3
+    first, second, _ = run_ranks(3, work)  # the last one owns the only group, and the error of its sum
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.3
