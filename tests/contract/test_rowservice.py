@@ -75,6 +75,7 @@ class TestTwoRemoteShards(Remote):
     shards = 2
 
 
+@pytest.mark.slow
 class TestTwoRemoteShardsInPieces(Remote):
     """Nearly every message is longer than one may be."""
 

@@ -38,6 +38,7 @@ def seconds(look: Callable[[str], object], text: str) -> float:
     return best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", HARD, ids=ascii)
 def test_the_time_for_a_text_grows_with_its_length_alone(piece: str) -> None:
     few, more, most = ((piece * size)[:size] for size in (500, 4_000, 100_000))
