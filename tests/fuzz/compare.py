@@ -57,6 +57,46 @@ class Verdict:
     comparable: bool = False  # fastavro's value is what freshet must see, too
 
 
+class AmbiguousError(Exception):
+    """An integer of a union with int and long, one of them read as a float: the value does not show which."""
+
+
+def resolved(type_: Any, value: Any) -> Any:
+    """fastavro's value as freshet resolves it: a value of a union is of the first branch that takes it, so an
+    earlier float or double takes integers. fastavro leaves a value in its branch if writer and reader have
+    the same schema."""
+    if isinstance(type_, list):
+        if isinstance(value, int) and not isinstance(value, bool):
+            return integer_of_union(type_, value)
+        containers = [b for b in type_ if isinstance(b, dict) and b["type"] in ("record", "array", "map")]
+        return resolved(containers[0], value) if len(containers) == 1 and value is not None else value
+    if isinstance(type_, str) or not isinstance(value, (dict, list)):
+        return value
+    match type_["type"]:
+        case "record":
+            return {f["name"]: resolved(f["type"], value[f["name"]]) for f in type_["fields"]}
+        case "array":
+            return [resolved(type_["items"], one) for one in value]
+        case _:
+            return {key: resolved(type_["values"], one) for key, one in value.items()}
+
+
+def integer_of_union(branches: Sequence[Any], value: int) -> int | float:
+    """An integer of a union, as its first branch that takes it. Raises AmbiguousError."""
+    written = [b for b in ("int", "long") if b in branches and (b == "long" or -(2**31) <= value < 2**31)]
+    taking = {"int": ("int", "long", "float", "double"), "long": ("long", "float", "double")}
+    read = {next(b for b in branches if b in taking[one]) for one in written}
+    if len(read) > 1 and read != {"int", "long"}:
+        raise AmbiguousError
+    match read.pop():
+        case "float":
+            return float(np.float32(value))
+        case "double":
+            return float(value)
+        case _:
+            return value
+
+
 def leaves(type_: Any, path: str, *, many: bool) -> Iterator[tuple[str, bool, bool]]:
     """Paths that a feature can name: (path, whether it has many values, whether they are numbers)."""
     branches = [b for b in (type_ if isinstance(type_, list) else [type_]) if b != "null"]
@@ -115,7 +155,10 @@ class Reference:
                 comparable = self.to_the_last_byte.check(record)
             except Refused:  # in a block that the decoder skips
                 return Verdict(None)
-        return Verdict(None, self.read(record, "surrogateescape"), comparable)
+        try:
+            return Verdict(None, resolved(self.schema, self.read(record, "surrogateescape")), comparable)
+        except AmbiguousError:
+            return Verdict(None)
 
     def validated(self, record: bytes) -> str | None:
         """Why the check at the way in must refuse; None if it must not."""
