@@ -70,15 +70,13 @@ def resolved(type_: Any, value: Any) -> Any:
             return integer_of_union(type_, value)
         containers = [b for b in type_ if isinstance(b, dict) and b["type"] in ("record", "array", "map")]
         return resolved(containers[0], value) if len(containers) == 1 and value is not None else value
-    if isinstance(type_, str) or not isinstance(value, (dict, list)):
+    if isinstance(value, list):
+        return [resolved(type_["items"], one) for one in value]
+    if not isinstance(value, dict):
         return value
-    match type_["type"]:
-        case "record":
-            return {f["name"]: resolved(f["type"], value[f["name"]]) for f in type_["fields"]}
-        case "array":
-            return [resolved(type_["items"], one) for one in value]
-        case _:
-            return {key: resolved(type_["values"], one) for key, one in value.items()}
+    if type_["type"] == "record":
+        return {f["name"]: resolved(f["type"], value[f["name"]]) for f in type_["fields"]}
+    return {key: resolved(type_["values"], one) for key, one in value.items()}
 
 
 def integer_of_union(branches: Sequence[Any], value: int) -> int | float:
