@@ -40,11 +40,12 @@ from freshet.apps.trainer import TrainerOptions, TrainerProcess
 from freshet.config.spec.model import Spec
 
 CASES = {
-    # name: lines of [model], rows of a lane
-    "plain_2048": ('kind = "mlp"\ndeep = [512, 256]', 2048),
-    "plain_256": ('kind = "mlp"\ndeep = [512, 256]', 256),
-    "default_256": ("", 256),
-    "default_64": ("", 64),
+    # name: lines of [model], rows of a lane, whether a batch has several steps; the peers make one
+    "plain_2048": ('kind = "mlp"\ndeep = [512, 256]', 2048, False),
+    "plain_2048_in_steps": ('kind = "mlp"\ndeep = [512, 256]', 2048, True),
+    "plain_256": ('kind = "mlp"\ndeep = [512, 256]', 256, True),
+    "default_256": ("", 256, True),
+    "default_64": ("", 64, True),
 }
 VARIANTS = ("torch_one_lane", "onednn_one_lane", "torch_lanes", "onednn_lanes")
 """Variants of the roofline; those of several threads before those whose lanes set one."""
@@ -66,10 +67,10 @@ class Passed:
 
 def spec_of(case: str, precision: str) -> Spec:
     """Return the spec of a case. Staleness is raised so that large batches may be in flight."""
-    model, rows = CASES[case]
+    model, rows, in_steps = CASES[case]
     train = (
         f'precision = "{precision}"\nstaleness_rows = {max(512, rows)}\n'
-        f"batch = {{ rows = {rows}, behind = {rows} }}"
+        f"batch = {{ rows = {rows}, behind = {rows}, steps = {str(in_steps).lower()} }}"
     )
     return replace(plain_spec(model, train), partitions=LANES)
 

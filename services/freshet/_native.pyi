@@ -334,7 +334,13 @@ RanTuple = tuple[int, int, int, int, int, list[float]]  # ended, trained, pushed
 
 class HedgeLoop:
     def __init__(
-        self, store: Store, model: HedgeModel, tables: Sequence[Sequence[int]], lanes: int, sync: bool
+        self,
+        store: Store,
+        model: HedgeModel,
+        tables: Sequence[Sequence[int]],
+        lanes: int,
+        sync: bool,
+        in_steps: bool,
     ) -> None: ...
     def run(
         self,

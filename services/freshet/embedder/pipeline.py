@@ -84,7 +84,7 @@ class BatchPipeline(RunStream):
         in_flight = 1 + train.staleness_rows // train.batch_rows
         self._lookups = ThreadPoolExecutor(min(MOST_LOOKUPS, in_flight), "look-up") if ahead else None
         self._own = own = ReadMyWrites(context.layout) if read_my_writes == "stream" and ahead else None
-        states, in_steps = read_my_writes is not None and ahead, native and prefetch
+        states, in_steps = read_my_writes is not None and ahead, native and prefetch and train.batch_steps
         common = LaneContext(
             context,
             rows,

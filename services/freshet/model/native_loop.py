@@ -134,7 +134,8 @@ class NativeLoop:
         """Create a loop; with `sync`, lookups wait until all pushes of the previous step are applied."""
         tables = [[spec.table(spec.features[f].table or "").id for f in g.features] for g in layout.groups]
         self.lanes, self._labels = lanes, model.labels
-        self._native = _native.HedgeLoop(store.native, model.native, tables, lanes, sync)
+        in_steps = spec.train.batch_steps
+        self._native = _native.HedgeLoop(store.native, model.native, tables, lanes, sync, in_steps)
 
     @property
     def dense_steps(self) -> int:

@@ -124,9 +124,9 @@ nb::list kept(const HedgeLoop& loop, uint32_t lane) {
 void bind_loop(nb::module_& m) {
   nb::class_<HedgeLoop>(m, "HedgeLoop",
                         "Lanes of a native model that go from batch to batch without leaving native code.")
-      .def(nb::init<Store&, HedgeModel&, std::vector<std::vector<uint8_t>>, uint32_t, bool>(), nb::keep_alive<1, 2>(),
-           nb::keep_alive<1, 3>(), nb::arg("store"), nb::arg("model"), nb::arg("tables"), nb::arg("lanes"),
-           nb::arg("sync"))
+      .def(nb::init<Store&, HedgeModel&, std::vector<std::vector<uint8_t>>, uint32_t, bool, bool>(),
+           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::arg("store"), nb::arg("model"), nb::arg("tables"),
+           nb::arg("lanes"), nb::arg("sync"), nb::arg("in_steps"))
       .def("run", &run, nb::arg("lane"), nb::arg("groups"), nb::arg("dense"), nb::arg("label"), nb::arg("value"),
            nb::arg("weight"), nb::arg("times_ms"), nb::arg("ends"), nb::arg("ranges"), nb::arg("range_ends"),
            nb::arg("learn_dense"), nb::arg("keep"), nb::arg("predictions"), nb::arg("moments").none() = nb::none(),

@@ -42,7 +42,7 @@ struct Work {
   Buffer<uint64_t> keys;
   Buffer<uint32_t> starts;
   std::vector<Buffer<uint32_t>> ends;
-  Buffer<float> rows, states;
+  Buffer<float> rows, states, gradients;
   Buffer<uint64_t> push_keys;
   Buffer<uint8_t> push_tables;
   Buffer<uint32_t> push_starts;
@@ -93,19 +93,21 @@ struct HedgeLoop::Lane {
     for (size_t g = 0; g < work.size(); g++) gather(samples.groups[g], g, first, last);
   }
 
-  std::optional<Missing> look_up(Store& store, const InputPlan& input, const std::vector<RowLayout>& copies) {
+  std::optional<Missing> look_up(Store& store, const InputPlan& input, const std::vector<RowLayout>& copies,
+                                 bool in_steps) {
     for (size_t g = 0; g < work.size(); g++) {
       Work& mine = work[g];
       GroupView& to = view.groups[g];
       const size_t unique = mine.plan.unique(), floats = unique * static_cast<size_t>(input.groups[g].slots);
       float* rows_of = mine.rows.reserve(floats);
       const RowLayout& layout = copies[g];
-      float* states_of = mine.states.reserve(unique * layout.state_floats());
+      float* states_of = in_steps ? mine.states.reserve(unique * layout.state_floats()) : nullptr;
       if (const auto missing =
               store.lookup(static_cast<uint32_t>(g), keys_of(g), rows_of, true, nullptr, nullptr, states_of))
         return missing;
       to.rows = to.copies = rows_of;
       to.states = states_of;
+      if (!in_steps) to.gradients = mine.gradients.reserve(floats);
       to.layout = &layout;
       to.unique = static_cast<int64_t>(unique);
       to.positions = mine.plan.positions.data();
@@ -120,13 +122,14 @@ struct HedgeLoop::Lane {
     return {of.keys.data(), of.tables.data(), of.unique(), of.bucket_starts.data()};
   }
 
-  void begin(const LoopSamples& samples, int64_t first, int64_t labels, bool learn_dense, float* predictions) {
+  void begin(const LoopSamples& samples, int64_t first, int64_t labels, bool learn_dense, bool in_steps,
+             float* predictions) {
     view.dense = samples.dense + first * dense;
     view.label = samples.label + first;
     view.value = samples.value + first;
     view.weight = samples.weight + first;
     learns_dense = learn_dense;
-    hedge.begin(view, learn_dense, true, predictions + first * labels);
+    hedge.begin(view, learn_dense, in_steps, predictions + first * labels);
   }
 
   // The rows of one dense step.
@@ -137,9 +140,13 @@ struct HedgeLoop::Lane {
 
   // What the batch pushes of each group: here, and nowhere else, gradients meet the keys that they belong to. A row
   // that several steps within the batch have changed stands in the push once for each, in their order.
-  Pushed push_to(Store& store, const int64_t* ranges, size_t n, int64_t clock_ms) {
+  Pushed push_to(Store& store, const int64_t* ranges, size_t n, int64_t clock_ms, bool in_steps) {
     for (size_t g = 0; g < work.size(); g++) {
       Work& mine = work[g];
+      if (!in_steps) {
+        push[g] = {static_cast<uint32_t>(g), keys_of(g), view.groups[g].gradients};
+        continue;
+      }
       const StepGradients& made = hedge.gradients(g);
       const size_t unique = mine.plan.unique(), all = made.starts[unique];
       uint64_t* keys = mine.push_keys.reserve(all);
@@ -185,7 +192,7 @@ struct HedgeLoop::Lane {
 };
 
 HedgeLoop::HedgeLoop(Store& store, HedgeModel& model, std::vector<std::vector<uint8_t>> tables, uint32_t lanes,
-                     bool sync)
+                     bool sync, bool in_steps)
     : store_(store),
       model_(model),
       computed_(lanes),
@@ -193,7 +200,8 @@ HedgeLoop::HedgeLoop(Store& store, HedgeModel& model, std::vector<std::vector<ui
       // The next forward reads weights that another lane may still be stepping; without an MLP the one that begins the
       // step takes all of it.
       waits_for_steps_(lanes > 1 && (model.plan().mlp || sync)),
-      sync_(sync) {
+      sync_(sync),
+      in_steps_(in_steps) {
   const InputPlan& plan = model.plan().input;
   demand(lanes > 0, "at least one lane");
   demand(tables.size() == plan.groups.size() && store.groups() == plan.groups.size(),
@@ -310,7 +318,7 @@ void HedgeLoop::train(uint32_t index, const LoopSamples& samples, const LoopBatc
       lane.plan(samples, first, last);
       watch.mark(plan_stage);
       moment(1);
-      if (const auto missing = lane.look_up(store_, input, copies_)) {
+      if (const auto missing = lane.look_up(store_, input, copies_, in_steps_)) {
         ran.ended = missing->unread ? LoopRan::unread : LoopRan::not_held;
         ran.bucket = missing->bucket;
         return;
@@ -320,7 +328,8 @@ void HedgeLoop::train(uint32_t index, const LoopSamples& samples, const LoopBatc
       moment(2);
     }
     if (step && !sync_ && waits_for_steps_ && !meet(lane, stepped_, false)) return void(ran.ended = LoopRan::broken);
-    if (begins) lane.begin(samples, first, static_cast<int64_t>(labels()), batches.learn_dense[k], predictions);
+    if (begins)
+      lane.begin(samples, first, static_cast<int64_t>(labels()), batches.learn_dense[k], in_steps_, predictions);
     const bool mine = begins || lane.busy;
     lane.counted = 0;
     if (mine && lane.hedge.more()) lane.advance();
@@ -342,7 +351,7 @@ void HedgeLoop::train(uint32_t index, const LoopSamples& samples, const LoopBatc
       int64_t clock_ms = 0;
       for (int64_t i = first; i < last; i++) clock_ms = std::max(clock_ms, samples.times_ms[i]);
       const Pushed pushed = lane.push_to(store_, batches.ranges + 3 * range,
-                                         static_cast<size_t>(batches.range_ends[k]) - range, clock_ms);
+                                         static_cast<size_t>(batches.range_ends[k]) - range, clock_ms, in_steps_);
       watch.mark(push_stage);
       moment(5);
       if (pushed == Pushed::refused) {

@@ -87,15 +87,15 @@ struct Mine {
   std::vector<float> predictions;
 };
 
-class Loop : public ::testing::TestWithParam<std::tuple<bool, bool>> {};
+class Loop : public ::testing::TestWithParam<std::tuple<bool, bool, bool>> {};
 
 TEST_P(Loop, PushesEveryBatchOnceAndStepsAllLanesTogether) {
-  const auto [mlp, sync] = GetParam();
+  const auto [mlp, sync, in_steps] = GetParam();
   constexpr uint32_t lanes = 3;
   constexpr size_t steps = 40;
   HedgeModel model(plan_of(mlp), true, false, kernels());
   Store store(rows_of(lanes));
-  HedgeLoop loop(store, model, {{0, 1}}, lanes, sync);
+  HedgeLoop loop(store, model, {{0, 1}}, lanes, sync, in_steps);
   for (int run = 0; run < 3; run++) {  // lanes of fewer batches join the others' steps
     std::vector<LoopRan> ran(lanes);
     std::vector<std::thread> threads;
@@ -114,18 +114,18 @@ TEST_P(Loop, PushesEveryBatchOnceAndStepsAllLanesTogether) {
       EXPECT_EQ(ran[i].pushed, steps - 5 * i);
     }
   }
-  EXPECT_EQ(loop.dense_steps(), static_cast<int64_t>(3 * steps) + kMoreSteps);
+  EXPECT_EQ(loop.dense_steps(), static_cast<int64_t>(3 * steps) + (in_steps ? kMoreSteps : 0));
   EXPECT_EQ(model.state.step, loop.dense_steps());
   for (uint32_t i = 0; i < lanes; i++)
     EXPECT_EQ(store.applied()[i], std::set<int64_t>{static_cast<int64_t>(3 * (steps - 5 * i))});
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Loop, ::testing::Combine(::testing::Bool(), ::testing::Bool()));
+INSTANTIATE_TEST_SUITE_P(Models, Loop, ::testing::Combine(::testing::Bool(), ::testing::Bool(), ::testing::Bool()));
 
 TEST(LoopLanes, ALaneThatFailsLetsTheOthersGo) {
   HedgeModel model(plan_of(true), true, false, kernels());
   Store store(rows_of(2));
-  HedgeLoop loop(store, model, {{0, 1}}, 2, false);
+  HedgeLoop loop(store, model, {{0, 1}}, 2, false, true);
   std::thread failing([&] {
     Mine mine(0, 4);
     mine.ranges[3 * 2] = 9;  // no such partition

@@ -1,4 +1,4 @@
-"""Steps within remote batches learn the same as the native loop, to the bit."""
+"""Remote batches teach what the native loop learns, to the bit, in steps within a batch or in one step."""
 
 from __future__ import annotations
 
@@ -156,9 +156,9 @@ def learn(scene: LocalScene, stream: BatchStream, model: HedgeDense, samples: in
     return notes
 
 
-def natively(notes: Notes) -> tuple[dict[str, Any], list[F32]]:
+def natively(notes: Notes, text: str) -> tuple[dict[str, Any], list[F32]]:
     """Train the native loop of one lane on the same batches; returns its predictions."""
-    spec = parse_spec(TEXT)
+    spec = parse_spec(text)
     layout = layout_of(spec)
     model, store = HedgeDense(spec, training=True, precision="fp32"), Store.of(spec, layout)
     ids = np.concatenate([batch.sample_ids for batch in notes.batches])
@@ -205,11 +205,14 @@ def log(tmp_path: Path) -> Iterator[SqliteEventLog]:
     log.close()
 
 
+@pytest.mark.parametrize("steps", [True, False])
 @pytest.mark.parametrize("name", SCENES)
-def test_remote_batches_teach_what_the_native_loop_learns(log: SqliteEventLog, name: str) -> None:
+def test_remote_batches_teach_what_the_native_loop_learns(
+    log: SqliteEventLog, name: str, steps: bool
+) -> None:
     make, mode = SCENES[name]
-    rows = StoreRows()
-    scene = make(log, TEXT, rows)
+    rows, text = StoreRows(), TEXT if steps else TEXT.replace("rows = 64", "rows = 64, steps = false")
+    scene = make(log, text, rows)
     scene.dense_applied.update(dict.fromkeys(range(PARTITIONS), 0))
     model = HedgeDense(scene.spec, training=True, precision="fp32")
     append_all(scene)
@@ -222,8 +225,8 @@ def test_remote_batches_teach_what_the_native_loop_learns(log: SqliteEventLog, n
             scene.close()
 
     assert [len(batch) for batch in notes.batches] == BATCHES
-    wanted, predictions = natively(notes)
+    wanted, predictions = natively(notes, text)
     assert_same(state_of(model, rows.store), wanted)
     for mine, theirs in zip(notes.predictions, predictions, strict=True):
         np.testing.assert_array_equal(mine, theirs)
-    assert rows.several >= sum(n > 16 for n in BATCHES)
+    assert rows.several >= sum(n > 16 for n in BATCHES) if steps else rows.several == 0

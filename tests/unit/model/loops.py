@@ -42,18 +42,17 @@ price = { field = "price", dense = ["standard"] }
 [model]
 MODEL
 [train]
-batch = { rows = 16 }
+batch = { rows = 16, steps = STEPS }
 [serve]
 score = "click"
 """
 MODELS = ['kind = "linear"', "deep = [32, 16]", 'kind = "mlp"\ndeep = [16]', 'experts = ["wide", "fm"]']
 
 
-def spec_of(model: str, table: str = "", emit: str = "early") -> Spec:
+def spec_of(model: str, table: str = "", emit: str = "early", steps: bool = True) -> Spec:
     """`table`: more of each table."""
-    return parse_spec(
-        TEXT.replace("MODEL", model).replace("EMIT", emit).replace("dim = 4", "dim = 4" + table)
-    )
+    text = TEXT.replace("MODEL", model).replace("EMIT", emit).replace("STEPS", str(steps).lower())
+    return parse_spec(text.replace("dim = 4", "dim = 4" + table))
 
 
 def batches_of(spec: Spec, layout: Layout, lane: int, ends: Sequence[int], seed: int = 1) -> LoopBatches:
@@ -95,8 +94,8 @@ class World:
     store: Store
 
     @classmethod
-    def of(cls, model: str, table: str = "", emit: str = "early") -> World:
-        spec = spec_of(model, table, emit)
+    def of(cls, model: str, table: str = "", emit: str = "early", steps: bool = True) -> World:
+        spec = spec_of(model, table, emit, steps)
         layout = layout_of(spec)
         return cls(spec, layout, HedgeDense(spec, training=True, precision="fp32"), Store.of(spec, layout))
 

@@ -149,6 +149,14 @@ class Train:
         key="batch.behind",
         default=None,
     )
+    batch_steps: bool = tunable(
+        "kinds hedge, mlp and linear: step rows every 16 samples of a batch and dense weights every 64; "
+        "false: a batch is one step, which learns less from the same samples but trains a large network in "
+        "batches of thousands of rows faster",
+        Boolean(),
+        key="batch.steps",
+        default=True,
+    )
     staleness_rows: int = tunable(
         "rows of other batches in flight when a batch is looked up; mode `sync` ignores it",
         Integer(0, 1_048_576),

@@ -1,9 +1,9 @@
 // The training loop of native models: lanes go from batch to batch, each through plan, lookup, forward and backward,
 // its share of the dense step, and push, without leaving native code between two batches.
 //
-// A batch is one push, and a dense step or several: lanes meet at each. The caller judges which batches count (PROTOCOL
-// 14) before a run; a lane with fewer steps joins the others' with no rows. A backtest's pass is a loop of one lane
-// with its own store.
+// A batch is one push, and a dense step or several (`in_steps`): lanes meet at each. The caller judges which batches
+// count (PROTOCOL 14) before a run; a lane with fewer steps joins the others' with no rows. A backtest's pass is a loop
+// of one lane with its own store.
 #pragma once
 
 #include <array>
@@ -79,8 +79,10 @@ struct LoopKept {
 class HedgeLoop {
  public:
   // tables: of each feature of each group. sync: a batch's rows are looked up when all that was in flight is applied.
+  // in_steps: rows and dense weights are stepped within a batch; if not, a batch is one step of both.
   // Throws std::invalid_argument if tables or store do not fit the model's groups.
-  HedgeLoop(Store& store, HedgeModel& model, std::vector<std::vector<uint8_t>> tables, uint32_t lanes, bool sync);
+  HedgeLoop(Store& store, HedgeModel& model, std::vector<std::vector<uint8_t>> tables, uint32_t lanes, bool sync,
+            bool in_steps);
   ~HedgeLoop();
   HedgeLoop(const HedgeLoop&) = delete;
   HedgeLoop& operator=(const HedgeLoop&) = delete;
@@ -114,7 +116,7 @@ class HedgeLoop {
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::vector<HedgeLane*> all_;
   Gate computed_, stepped_;
-  bool waits_for_steps_, sync_;
+  bool waits_for_steps_, sync_, in_steps_;
   int64_t dense_steps_ = 0;
   bool busy_ = false, more_ = false;  // of any lane, as the last step began
 };

@@ -172,7 +172,7 @@ def test_the_smallest_spec_is_complete() -> None:
         (
             WHOLE + "[train]\nbatch = { row = 512 }",
             "freshet.toml: train.batch.row = 512\n"
-            "  expected one of behind, rows, wait\n"
+            "  expected one of behind, rows, steps, wait\n"
             '  did you mean "rows"?',
         ),
         (
