@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.compose.stack import Stack
+from tests.compose.stack import EXACT, Stack
 from tests.fixtures.commands import LEDGER
 
 
 @pytest.fixture
 def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
     """All of the compose file, healthy, with the ledger's spec; the test's process sees their stores."""
-    made = Stack(LEDGER.parent, tmp_path)
+    made = Stack(LEDGER.parent, tmp_path, variables=EXACT)
     made.down(volumes=True)
     try:
         print(f"\nall healthy after {made.up():.1f} s")

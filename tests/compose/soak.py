@@ -33,7 +33,7 @@ from freshet.types import TopicPartition
 from tests.compose.auditing import differences
 from tests.compose.figures import memory_mb, volumes_mb
 from tests.compose.loading import Load
-from tests.compose.stack import Stack
+from tests.compose.stack import EXACT, Stack
 from tests.fixtures import audit
 from tests.fixtures.commands import LEDGER
 
@@ -88,7 +88,7 @@ def main(minutes: float, events: float, ranks: float) -> None:
         shutil.copytree(LEDGER.parent, folder / "spec")
         spec_file = folder / "spec" / LEDGER.name
         spec_file.write_text(spec_file.read_text() + RETENTION)
-        stack = Stack(spec_file.parent, folder)
+        stack = Stack(spec_file.parent, folder, variables=EXACT)
         stack.down(volumes=True)
         try:
             print(f"all healthy after {stack.up():.0f} s", flush=True)

@@ -30,6 +30,8 @@ STATUS_PORTS: Mapping[str, int] = {
     "simulator": 7012,
 }
 UP_S = 180.0
+EXACT = {"STACK_CODEC": "fp32"}
+"""Variables for the ledger, which compares sums that int8, the codec between hosts, rounds."""
 
 
 class Stack(Members):

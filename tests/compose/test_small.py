@@ -14,7 +14,7 @@ from freshet.config.spec import load_spec
 from freshet.config.spec.topics import topics_of
 from freshet.testing.conditions import wait_until
 from tests.compose.auditing import assert_exact
-from tests.compose.stack import Stack
+from tests.compose.stack import EXACT, Stack
 from tests.compose.striking import ON_S, kill_each, learned_past
 from tests.fixtures import audit
 from tests.fixtures.commands import LEDGER
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.compose, pytest.mark.timeout(1_800)]
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
     """All of it, healthy, with the ledger's spec; the test's process sees its stores."""
-    made = Stack(LEDGER.parent, tmp_path, small=True)
+    made = Stack(LEDGER.parent, tmp_path, small=True, variables=EXACT)
     made.down(volumes=True)
     try:
         print(f"\nall healthy after {made.up():.1f} s")

@@ -26,6 +26,12 @@ FAILURES = re.compile(r',status=~"[^"]*"')
 EMPTY = {
     "freshet_shard_room_blocks": "rows are in shards of their own here",
     "freshet_shard_unwritten_seconds": "rows are in shards of their own here",
+    "freshet_shard_not_finite_gradients_total": "rows are in shards of their own here",
+    "freshet_shard_evicted_rows_total": "rows are in shards of their own here",
+    "freshet_shard_max_rows": "rows are in shards of their own here",
+    'freshet_shard_rows{table!="crosses"}': "rows are in shards of their own here",
+    "freshet_trainer_refused_total": "embedders decode samples here",
+    "freshet_joiner_out_of_bounds_total": "no label has bounds here",
     "freshet_door_refused_total": "no door asks for tokens here",
     **dict.fromkeys(
         (
