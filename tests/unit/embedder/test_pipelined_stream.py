@@ -302,6 +302,7 @@ def test_closing_leaves_no_thread(scene):
     assert set(threading.enumerate()) <= before
 
 
+@pytest.mark.slow
 def test_lane_continues_when_the_log_is_back(scene):
     """Dead letters need the log: each failed attempt releases its memory."""
     scene.append(0, [1] * BATCH)

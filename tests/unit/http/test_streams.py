@@ -215,6 +215,7 @@ def test_a_stop_ends_streams_at_once(server: Running) -> None:
     assert rest is not None
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unclosed resource <TCPTransport:ResourceWarning")
 def test_a_stop_ends_the_stream_of_a_client_that_does_not_read(
     server: Running,

@@ -176,6 +176,7 @@ def every_second(world: World, seconds: int, partitions: Sequence[int]) -> list[
     return seen
 
 
+@pytest.mark.slow
 def test_stalled_partition_shows_while_rows_are_fresh(world: World) -> None:
     world.follow()
     assert every_second(world, 5, range(ROWS_PARTITIONS)) == [0] * 5
@@ -193,6 +194,7 @@ def test_stalled_partition_shows_while_rows_are_fresh(world: World) -> None:
     assert world.watch.reason == ""
 
 
+@pytest.mark.slow
 def test_one_partition_that_nothing_is_published_to_is_no_fault(world: World) -> None:
     world.follow()
     others = [p for p in range(ROWS_PARTITIONS) if p != 3]

@@ -61,6 +61,7 @@ def test_no_slice_is_revoked_until_the_last_ones_are_served(shards: list[Managed
     assert max(a.rows.given_at_once + b.rows.given_at_once) <= MOVED_SLICES
 
 
+@pytest.mark.slow
 def test_slices_with_many_rows_are_revoked_one_by_one(shards: list[Managed]) -> None:
     a, b, c = shards
     for each in (a, b):
@@ -111,6 +112,7 @@ def test_the_only_shard_leaves_without_a_wait(control_log: SqliteEventLog) -> No
     only.claims.close()
 
 
+@pytest.mark.slow
 def test_a_leader_without_a_plan_publishes_the_current_owners(control_log: SqliteEventLog) -> None:
     """A `control` topic trimmed by an earlier release has claims without a plan."""
     before = Managed(control_log, "a")

@@ -76,6 +76,7 @@ QUIET_S = 5.0
 """Longer than a service of ours would let another one be silent."""
 
 
+@pytest.mark.slow
 def test_a_client_with_a_busy_uplink_stays_connected() -> None:
     """An answer to a ping waits behind what the client sends; here it never comes."""
     with serving(echoing) as server, socket.create_connection(("127.0.0.1", server.port)) as client:
@@ -160,6 +161,7 @@ def test_an_idle_stream_ends_when_others_wait(
         assert next(channel.stream_stream("/Test/Echoes")(quiet(b"first"), timeout=DEADLINE_S)) == b"first"
 
 
+@pytest.mark.slow
 def test_messages_beyond_the_budget_are_refused_with_a_delay() -> None:
     begun, go_on = threading.Event(), asyncio.Event()
     loops: list[asyncio.AbstractEventLoop] = []

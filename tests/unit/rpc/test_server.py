@@ -239,6 +239,7 @@ def test_pieces_count_as_work_when_they_arrive():
         assert after.id == 3
 
 
+@pytest.mark.slow
 def test_a_stream_that_stops_within_a_message_is_ended():
     over = threading.Event()
 
@@ -263,6 +264,7 @@ def test_a_stream_that_stops_within_a_message_is_ended():
         )
 
 
+@pytest.mark.slow
 def test_a_slow_message_with_timely_pieces_is_answered():
     went_on = threading.Event()
 
