@@ -121,7 +121,7 @@ def start(
         "FRESHET_COMMON_LOG_URL": f"kafka://{kafka.bootstrap}/{name}?replication=1",
         "FRESHET_COMMON_ROWS_URL": f"redis://{redis.addresses}/{name}",
         "FRESHET_COMMON_VERSIONS_URL": f"file:{folder / 'versions'}",
-        **{f"FRESHET_{name}": codec for name in CODEC_SETTINGS},
+        **{f"FRESHET_{setting}": codec for setting in CODEC_SETTINGS},
     }
     fleet = Fleet(spec, folder, stores, COUNTS)
     stack.callback(fleet.kill)

@@ -51,7 +51,8 @@ struct Work {
 }  // namespace
 
 struct HedgeLoop::Lane {
-  Lane(Store& store, const HedgeModel& model, const std::vector<std::vector<uint8_t>>& tables) : hedge(model, true) {
+  Lane(Store& store, const HedgeModel& model, const std::vector<std::vector<uint8_t>>& tables, bool in_steps)
+      : hedge(model, true), in_steps(in_steps) {
     for (const std::vector<uint8_t>& of : tables) {
       Work& made = work.emplace_back(store.buckets());
       made.ends.resize(of.size());
@@ -93,8 +94,7 @@ struct HedgeLoop::Lane {
     for (size_t g = 0; g < work.size(); g++) gather(samples.groups[g], g, first, last);
   }
 
-  std::optional<Missing> look_up(Store& store, const InputPlan& input, const std::vector<RowLayout>& copies,
-                                 bool in_steps) {
+  std::optional<Missing> look_up(Store& store, const InputPlan& input, const std::vector<RowLayout>& copies) {
     for (size_t g = 0; g < work.size(); g++) {
       Work& mine = work[g];
       GroupView& to = view.groups[g];
@@ -122,8 +122,7 @@ struct HedgeLoop::Lane {
     return {of.keys.data(), of.tables.data(), of.unique(), of.bucket_starts.data()};
   }
 
-  void begin(const LoopSamples& samples, int64_t first, int64_t labels, bool learn_dense, bool in_steps,
-             float* predictions) {
+  void begin(const LoopSamples& samples, int64_t first, int64_t labels, bool learn_dense, float* predictions) {
     view.dense = samples.dense + first * dense;
     view.label = samples.label + first;
     view.value = samples.value + first;
@@ -140,7 +139,7 @@ struct HedgeLoop::Lane {
 
   // What the batch pushes of each group: here, and nowhere else, gradients meet the keys that they belong to. A row
   // that several steps within the batch have changed stands in the push once for each, in their order.
-  Pushed push_to(Store& store, const int64_t* ranges, size_t n, int64_t clock_ms, bool in_steps) {
+  Pushed push_to(Store& store, const int64_t* ranges, size_t n, int64_t clock_ms) {
     for (size_t g = 0; g < work.size(); g++) {
       Work& mine = work[g];
       if (!in_steps) {
@@ -179,6 +178,7 @@ struct HedgeLoop::Lane {
   }
 
   HedgeLane hedge;
+  const bool in_steps;
   int64_t dense = 0;
   std::vector<Work> work;
   BatchView view;
@@ -200,8 +200,7 @@ HedgeLoop::HedgeLoop(Store& store, HedgeModel& model, std::vector<std::vector<ui
       // The next forward reads weights that another lane may still be stepping; without an MLP the one that begins the
       // step takes all of it.
       waits_for_steps_(lanes > 1 && (model.plan().mlp || sync)),
-      sync_(sync),
-      in_steps_(in_steps) {
+      sync_(sync) {
   const InputPlan& plan = model.plan().input;
   demand(lanes > 0, "at least one lane");
   demand(tables.size() == plan.groups.size() && store.groups() == plan.groups.size(),
@@ -213,7 +212,7 @@ HedgeLoop::HedgeLoop(Store& store, HedgeModel& model, std::vector<std::vector<ui
     copies_.emplace_back(store.spec().groups[g].slots, false, false);
   }
   for (uint32_t i = 0; i < lanes; i++) {
-    lanes_.push_back(std::make_unique<Lane>(store, model, tables));
+    lanes_.push_back(std::make_unique<Lane>(store, model, tables, in_steps));
     lanes_.back()->dense = static_cast<int64_t>(dense());
     all_.push_back(&lanes_.back()->hedge);
   }
@@ -318,7 +317,7 @@ void HedgeLoop::train(uint32_t index, const LoopSamples& samples, const LoopBatc
       lane.plan(samples, first, last);
       watch.mark(plan_stage);
       moment(1);
-      if (const auto missing = lane.look_up(store_, input, copies_, in_steps_)) {
+      if (const auto missing = lane.look_up(store_, input, copies_)) {
         ran.ended = missing->unread ? LoopRan::unread : LoopRan::not_held;
         ran.bucket = missing->bucket;
         return;
@@ -328,8 +327,7 @@ void HedgeLoop::train(uint32_t index, const LoopSamples& samples, const LoopBatc
       moment(2);
     }
     if (step && !sync_ && waits_for_steps_ && !meet(lane, stepped_, false)) return void(ran.ended = LoopRan::broken);
-    if (begins)
-      lane.begin(samples, first, static_cast<int64_t>(labels()), batches.learn_dense[k], in_steps_, predictions);
+    if (begins) lane.begin(samples, first, static_cast<int64_t>(labels()), batches.learn_dense[k], predictions);
     const bool mine = begins || lane.busy;
     lane.counted = 0;
     if (mine && lane.hedge.more()) lane.advance();
@@ -351,7 +349,7 @@ void HedgeLoop::train(uint32_t index, const LoopSamples& samples, const LoopBatc
       int64_t clock_ms = 0;
       for (int64_t i = first; i < last; i++) clock_ms = std::max(clock_ms, samples.times_ms[i]);
       const Pushed pushed = lane.push_to(store_, batches.ranges + 3 * range,
-                                         static_cast<size_t>(batches.range_ends[k]) - range, clock_ms, in_steps_);
+                                         static_cast<size_t>(batches.range_ends[k]) - range, clock_ms);
       watch.mark(push_stage);
       moment(5);
       if (pushed == Pushed::refused) {

@@ -116,7 +116,7 @@ class HedgeLoop {
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::vector<HedgeLane*> all_;
   Gate computed_, stepped_;
-  bool waits_for_steps_, sync_, in_steps_;
+  bool waits_for_steps_, sync_;
   int64_t dense_steps_ = 0;
   bool busy_ = false, more_ = false;  // of any lane, as the last step began
 };
