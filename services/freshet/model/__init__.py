@@ -38,6 +38,7 @@ __all__ = [
     "MergeRule",
     "MergesState",
     "ModelInputs",
+    "NamesMoments",
     "NamesTensors",
     "Precision",
     "SplitStep",
@@ -245,6 +246,15 @@ class FreezesVariance(Protocol):
 
     def freeze_variance(self) -> None:
         """Make the next step, and no other, leave the second moment as it is."""
+
+
+@runtime_checkable
+class NamesMoments(Protocol):
+    """A `DenseModel` with tensors that Adam steps: averagings may round these, and no other array."""
+
+    @property
+    def adam_tensors(self) -> Sequence[tuple[str, str, str]]:
+        """Names in `state` of each tensor's weights, first and second moment: float32 arrays of one shape."""
 
 
 @runtime_checkable

@@ -183,6 +183,12 @@ class HedgeDense:
         """Where each matrix and bias of the gradient ends, with its padding; see `NamesTensors`."""
         return [place.stop for _, place, _, _ in self._layers()]
 
+    @property
+    def adam_tensors(self) -> list[tuple[str, str, str]]:
+        """Names of the MLP's weights and moments; see `NamesMoments`."""
+        names = [name for name, _, _, _ in self._layers()]
+        return [(f"weights/{n}", f"optimizer/first/{n}", f"optimizer/second/{n}") for n in names]
+
     def _heads(self, name: str) -> NDArray[Any]:
         return self.native.array(name).reshape(self.labels, -1)
 

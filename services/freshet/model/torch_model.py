@@ -314,6 +314,12 @@ class TorchDense:
         """Where the gradient of each parameter ends; see `NamesTensors`."""
         return [place.stop for _, place, _ in self.names]
 
+    @property
+    def adam_tensors(self) -> list[tuple[str, str, str]]:
+        """Names of the parameters and their moments; see `NamesMoments`. Buffers are not among them."""
+        names = [name for name, _, _ in self.names]
+        return [(f"weights/network/{n}", f"optimizer/first/{n}", f"optimizer/second/{n}") for n in names]
+
     def _named(self, prefix: str, flat: torch.Tensor) -> dict[str, NDArray[Any]]:
         whole = flat.detach().cpu().numpy()
         return {f"{prefix}/{name}": whole[place].reshape(shape).copy() for name, place, shape in self.names}

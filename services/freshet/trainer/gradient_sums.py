@@ -22,7 +22,7 @@ from freshet.trainer.reducers.plain import PlainReducer
 from freshet.types import F32, F64, U8
 from freshet.wires.row_wire import RowCounts
 
-__all__ = ["CARRY", "MEAN_CARRY", "SUMS", "GradientSums", "SharesState"]
+__all__ = ["CARRY", "MEAN_CARRY", "SUMS", "CountingCollectives", "GradientSums", "SharesState", "ring_bytes"]
 
 SUMS = "reduce/"
 """Prefix of the state of reducers and their carry, in versions and in the state that ranks send."""
@@ -59,8 +59,9 @@ class GradientSums:
     name: str = "fp32"  # of the reducer, as `train.reduce` has it
     carry_of_mean: bool = field(default=False, init=False)  # see MEAN_CARRY
     counts: dict[str, RowCounts] = field(default_factory=dict, init=False)
-    """By codec what this rank sent; `bytes_raw`: what whole gradients would have been; `encode_s`: to encode
-    and to decode. Bytes of a sum of whole arrays are counted as those of a ring, 2 (n - 1) / n of them."""
+    """By codec what this rank sent; `rows`: sums, and averagings; `bytes_raw`: what whole arrays would have
+    been; `encode_s`: to encode and to decode. Bytes of a sum of whole arrays are counted as those of a ring,
+    2 (n - 1) / n of them."""
     _owed: bool = field(default=False, init=False)  # the reducer may hold residuals
 
     @property
@@ -106,7 +107,8 @@ class GradientSums:
         if group is not None and not self.lossy:
             group.reduce(buffers)  # all buffers in one call, so that their messages overlap
             size = sum(buffer.nbytes for buffer in buffers if buffer.dtype == np.float32)
-            self._count(group, size, _ring_bytes(size, group.size), 0.0)
+            sent = ring_bytes(size, group.size)
+            self.count(self.codec, sent, sent, 0.0)
         if (group is not None and self.lossy) or self.carry is not None:
             large = [cast(F32, buffer) for buffer in buffers if buffer.dtype == np.float32]
             gradient = large[0] if len(large) == 1 else _joined(large)
@@ -124,7 +126,7 @@ class GradientSums:
         """
         if not self._owed:
             return
-        counted, codec = _CountingCollectives(group), self.codec
+        counted, codec = CountingCollectives(group), self.codec
         flushed = self.reducer.flush(counted)
         self.counts.setdefault(codec, RowCounts()).bytes_wire += counted.sent
         total = flushed if self.carry is None else self.carry + flushed
@@ -154,6 +156,14 @@ class GradientSums:
         if own and isinstance(self.reducer, SharesState):
             self.reducer.load_state(own)
 
+    def count(self, codec: str, raw: int, sent: int, coding_s: float) -> None:
+        """Count a sum or an averaging in `counts`: bytes as float32, bytes sent, seconds."""
+        counts = self.counts.setdefault(codec, RowCounts())
+        counts.rows += 1
+        counts.bytes_raw += raw
+        counts.bytes_wire += sent
+        counts.encode_s += coding_s
+
     @property
     def _prefix(self) -> str:
         return f"{SUMS}{type(self.reducer).__name__}/"
@@ -178,21 +188,14 @@ class GradientSums:
         rows = self._rows(lane) if isinstance(self.reducer, MomentumReducer) else None
         if rows is not None:
             gradient /= rows
-        counted, began = _CountingCollectives(group), time.perf_counter()
+        counted, began = CountingCollectives(group), time.perf_counter()
         self.reducer.reduce(counted, gradient)
         coding_s = time.perf_counter() - began - counted.waited_s
-        self._count(group, gradient.nbytes, counted.sent, coding_s)
+        self.count(self.codec, ring_bytes(gradient.nbytes, group.size), counted.sent, coding_s)
         if rows is not None:
             gradient *= rows  # by which the model divides
         if isinstance(self.reducer, ObservesLoss) and loss[1] > 0:
             self.reducer.observe(float(loss[0] / loss[1]))
-
-    def _count(self, group: ProcessGroup, size: int, sent: int, coding_s: float) -> None:
-        counts = self.counts.setdefault(self.codec, RowCounts())
-        counts.rows += 1
-        counts.bytes_raw += _ring_bytes(size, group.size)
-        counts.bytes_wire += sent
-        counts.encode_s += coding_s
 
     def _rows(self, lane: Lane) -> np.float32:
         """Return by how many rows the model divides a lane's gradient, once sums are those of all ranks."""
@@ -219,7 +222,7 @@ class GradientSums:
         self.carry = None
 
 
-class _CountingCollectives:
+class CountingCollectives:
     """The collectives of a group, the bytes that this rank sends by them, and the time that they take."""
 
     def __init__(self, group: ProcessGroup) -> None:
@@ -232,7 +235,7 @@ class _CountingCollectives:
         began = time.perf_counter()
         self._group.reduce(buffers)
         self.waited_s += time.perf_counter() - began
-        self.sent += _ring_bytes(sum(buffer.nbytes for buffer in buffers), self.size)
+        self.sent += ring_bytes(sum(buffer.nbytes for buffer in buffers), self.size)
 
     def all_to_all(self, parts: Sequence[U8], sizes: Sequence[int] | None = None) -> list[U8]:
         """Send part j, (N_j,) bytes, to rank j; returns the parts for this rank."""
@@ -251,7 +254,7 @@ class _CountingCollectives:
         return received
 
 
-def _ring_bytes(size: int, ranks: int) -> int:
+def ring_bytes(size: int, ranks: int) -> int:
     """Return the bytes that a rank sends to sum an array of `size` bytes by a ring."""
     return 2 * (ranks - 1) * size // ranks
 

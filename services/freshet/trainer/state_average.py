@@ -9,31 +9,74 @@ Means are computed in float64 in the order of the ranks, and travel in the state
 (float32) take two phases: a rank gets its part of them from all others, and sends all the mean of that part.
 Each rank computes the other means itself, from the states of all. So all have equal bits.
 
-Letters: n ranks, L labels, d floats of the large arrays.
+With `rounded`, tensors that Adam steps travel as `adam_codec` encodes them, in both phases. All other arrays
+are sent whole: tensors shorter than a group, biases by label, buffers of networks.
+
+Letters: n ranks, L labels, d floats of the large arrays, K consecutive units of a codec, G groups of S
+parameters of tensors that Adam steps.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from freshet.errors import Corrupt
-from freshet.model import STARTED, DenseModel, MergeRule, MergesState, State
+from freshet.model import STARTED, DenseModel, MergeRule, MergesState, NamesMoments, State
+from freshet.trainer.adam_codec import GROUP, AdamCodec
+from freshet.trainer.gradient_sums import CountingCollectives, ring_bytes
 from freshet.trainer.process_group import ProcessGroup
+from freshet.trainer.reducers import Collectives
 from freshet.trainer.state_sync import MODEL, VECTOR, DenseState, pack_arrays, unpack_arrays
-from freshet.types import F32, F64
+from freshet.types import F32, F64, U8
 
 __all__ = ["average"]
 
 ROWS = "rows"
-NOTHING: F32 = np.empty(0, np.float32)
+Tensor = tuple[str, str, str]
+"""Names of a tensor's weights, first and second moment."""
 
 
-def average(state: DenseState, group: ProcessGroup, rows: int, step: int) -> None:
+class StateCodec(Protocol):
+    """Encodes the units of an averaging, such as floats or groups of parameters."""
+
+    unit_bytes: int
+
+    def __len__(self) -> int:
+        """Return the number of units."""
+
+    def encode(self, values: F32 | F64, first: int) -> U8:
+        """Encode (K, …) values of the units from `first` on as (K, unit_bytes) bytes."""
+
+    def decode(self, packed: U8, first: int) -> F64:
+        """Decode (N,) bytes, whole units from `first` on, as (K, …) values."""
+
+
+class WholeFloats:
+    """The `StateCodec` of float32 that travel as they are."""
+
+    unit_bytes = 4
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def encode(self, values: F32 | F64, first: int) -> U8:
+        """Return the (K, 4) bytes of (K,) values as float32."""
+        return values.astype(np.float32, copy=False).view(np.uint8).reshape(-1, self.unit_bytes)
+
+    def decode(self, packed: U8, first: int) -> F64:
+        """Return the (K,) values of (N,) bytes."""
+        return packed.view(np.float32).astype(np.float64)
+
+
+def average(state: DenseState, group: ProcessGroup, rows: int, step: int, *, rounded: bool = False) -> None:
     """Replace the dense state of all ranks by one, bit-identical on all of them.
 
     Args:
@@ -41,6 +84,7 @@ def average(state: DenseState, group: ProcessGroup, rows: int, step: int) -> Non
         group: all its ranks call `average`.
         rows: samples that this rank has learned from since the last averaging; without any it sends no state.
         step: of the rank that has made the most steps.
+        rounded: send the tensors that Adam steps in about three bytes a parameter, not twelve.
 
     Raises:
         RankLost: a rank did not answer; go back to the flush point.
@@ -49,8 +93,11 @@ def average(state: DenseState, group: ProcessGroup, rows: int, step: int) -> Non
     assert state.flush_point is not None, "the state of the last averaging"
     base = state.flush_point.model
     rules, mine = _rules_of(state.model, base), state.model.state() if rows else {}
-    large = [name for name in sorted(base) if rules[name] == "mean" and base[name].dtype == np.float32]
-    small = [name for name in base if name not in large]
+    tensors = _rounded_tensors(state.model, base) if rounded else ()
+    adam = {name for tensor in tensors for name in tensor}
+    other = [name for name in sorted(base) if name not in adam]
+    large = [name for name in other if rules[name] == "mean" and base[name].dtype == np.float32]
+    small = [name for name in base if name not in adam and name not in large]
     report: dict[str, NDArray[Any]] = {ROWS: np.array([rows], np.int64), VECTOR: state.ledger.to_array()}
     report |= {f"{MODEL}{name}": mine[name] for name in small if rows}
     reports = [unpack_arrays(part) for part in group.exchange(pack_arrays(report))]
@@ -63,12 +110,17 @@ def average(state: DenseState, group: ProcessGroup, rows: int, step: int) -> Non
     if learned.any():
         shares = _shares(learned[learned > 0], arrays.get(STARTED, ()))
         merged = {name: _merged(rules[name], base[name], parts, shares) for name, parts in arrays.items()}
-        flat = np.concatenate([mine[name].ravel() for name in large]) if rows and large else NOTHING
-        size = sum(base[name].size for name in large)
-        mean, at = _mean_in_parts(group, flat, size, learned / learned.sum()), 0
-        for name in large:
-            merged[name] = mean[at : at + base[name].size].reshape(base[name].shape)
-            at += base[name].size
+        began, counted = time.perf_counter(), CountingCollectives(group)
+        codecs: list[StateCodec] = [
+            WholeFloats(sum(base[name].size for name in large)),
+            AdamCodec(_groups(base, tensors), step * group.size + group.rank),
+        ]
+        own = [_flat(mine, large), _groups(mine, tensors)] if rows else None
+        flat, groups = _means_in_parts(counted, codecs, own, learned / learned.sum())
+        merged |= _from_flat(flat, base, large) | _from_groups(groups, base, tensors)
+        whole = ring_bytes(flat.nbytes + sum(base[name].nbytes for name in adam), group.size)
+        coding_s = time.perf_counter() - began - counted.waited_s
+        state.sums.count("int8" if rounded else "fp32", whole if rows else whole // 2, counted.sent, coding_s)
         state.model.load_state(merged)
         state.sums.carry = None  # each rank that learned has added it to its own first step
     for vector in vectors:
@@ -76,29 +128,92 @@ def average(state: DenseState, group: ProcessGroup, rows: int, step: int) -> Non
     state.progress.steps = step
 
 
-def _mean_in_parts(group: ProcessGroup, mine: F32, size: int, shares: F64) -> F32:
-    """Return the (d,) mean of the ranks' large arrays, of which each rank computes a part.
+def _means_in_parts(
+    group: Collectives, codecs: Sequence[StateCodec], own: Sequence[F32] | None, shares: F64
+) -> list[F32]:
+    """Return the mean over the ranks in the units of each codec, of which each rank computes a part.
 
     Args:
         group: all its ranks call this.
-        mine: (d,) of this rank; empty if it has no share.
-        size: d.
+        codecs: equal on all ranks but for random rounding.
+        own: values of this rank for each codec; None if it has no share.
         shares: (n,) weights of the ranks.
 
-    Raises RankLost.
+    Raises:
+        RankLost: a rank did not answer.
+        Corrupt: another rank sent bytes of another length.
     """
-    if not size:
-        return NOTHING
-    bounds = [size * rank // group.size for rank in range(group.size + 1)]
-    lengths = [mine.itemsize * (stop - start) for start, stop in pairwise(bounds)]
-    parts = [mine[start:stop].view(np.uint8) for start, stop in pairwise(bounds)]
-    received = group.all_to_all(parts, [lengths[group.rank] * bool(share) for share in shares])
-    total = np.zeros(bounds[group.rank + 1] - bounds[group.rank])
+    bounds = [[len(codec) * rank // group.size for rank in range(group.size + 1)] for codec in codecs]
+    lengths = [
+        [codec.unit_bytes * (b[rank + 1] - b[rank]) for codec, b in zip(codecs, bounds, strict=True)]
+        for rank in range(group.size)
+    ]
+    firsts, mine = [b[group.rank] for b in bounds], lengths[group.rank]
+    parts = [np.empty(0, np.uint8)] * group.size
+    if own is not None:
+        encoded = [codec.encode(values, 0) for codec, values in zip(codecs, own, strict=True)]
+        for rank in range(group.size):
+            cut = [e[b[rank] : b[rank + 1]].ravel() for e, b in zip(encoded, bounds, strict=True)]
+            parts[rank] = np.concatenate(cut)
+    received = group.all_to_all(parts, [sum(mine) * bool(share) for share in shares])
+    totals: list[Any] = [0.0] * len(codecs)
     for share, part in zip(shares, received, strict=True):
         if share > 0:
-            total += part.view(np.float32) * share
-    means = group.all_gather(total.astype(np.float32).view(np.uint8), lengths)
-    return np.concatenate([part.view(np.float32) for part in means])
+            for i, one in enumerate(_split(part, mine)):
+                totals[i] = totals[i] + codecs[i].decode(one, firsts[i]) * share
+    own_part = [codec.encode(totals[i], firsts[i]).ravel() for i, codec in enumerate(codecs)]
+    found = group.all_gather(np.concatenate(own_part), [sum(length) for length in lengths])
+    means = [
+        [codecs[i].decode(one, bounds[i][rank]).astype(np.float32) for i, one in enumerate(parts)]
+        for rank, parts in enumerate(map(_split, found, lengths))
+    ]
+    return [np.concatenate(parts) for parts in zip(*means, strict=True)]
+
+
+def _split(data: U8, lengths: Sequence[int]) -> list[U8]:
+    """Return the parts of (N,) bytes with these lengths. Raises Corrupt if they are not N bytes together."""
+    if len(data) != sum(lengths):
+        raise Corrupt(f"expected {sum(lengths)} bytes of another rank's state, found {len(data)}")
+    return np.split(data, np.cumsum(lengths)[:-1])
+
+
+def _rounded_tensors(model: DenseModel, base: State) -> Sequence[Tensor]:
+    """Return the tensors that may be rounded; one shorter than a group would take no fewer bytes."""
+    tensors = model.adam_tensors if isinstance(model, NamesMoments) else ()
+    return [tensor for tensor in tensors if base[tensor[0]].size >= GROUP]
+
+
+def _flat(state: State, names: Sequence[str]) -> F32:
+    """Return the (d,) floats of arrays."""
+    return np.concatenate([*(state[name].ravel() for name in names), np.empty(0, np.float32)])
+
+
+def _from_flat(flat: F32, base: State, names: Sequence[str]) -> dict[str, F32]:
+    """Return the arrays of `_flat`."""
+    ends = np.cumsum([base[name].size for name in names], dtype=np.int64)
+    parts = np.split(flat, ends)[: len(names)]
+    return {name: part.reshape(base[name].shape) for name, part in zip(names, parts, strict=True)}
+
+
+def _groups(state: State, tensors: Sequence[Tensor]) -> F32:
+    """Return (G, 3, S) of tensors; none shares a group with another, and zeros fill its last one."""
+    parts = [np.empty((0, 3, GROUP), np.float32)]
+    for tensor in tensors:
+        padded = [np.pad(state[name].ravel(), (0, -state[name].size % GROUP)) for name in tensor]
+        parts.append(np.stack([array.reshape(-1, GROUP) for array in padded], axis=1))
+    return np.concatenate(parts)
+
+
+def _from_groups(groups: F32, base: State, tensors: Sequence[Tensor]) -> dict[str, F32]:
+    """Return the arrays of `_groups`."""
+    arrays, at = {}, 0
+    for tensor in tensors:
+        shape, size = base[tensor[0]].shape, base[tensor[0]].size
+        stop = at - (-size // GROUP)
+        for i, name in enumerate(tensor):
+            arrays[name] = groups[at:stop, i].reshape(-1)[:size].reshape(shape)
+        at = stop
+    return arrays
 
 
 def _rules_of(model: DenseModel, state: State) -> dict[str, MergeRule]:

@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.errors import Corrupt
-from freshet.model import LABEL_MERGES, DenseModel, MergeRule
+from freshet.model import LABEL_MERGES, DenseModel, MergeRule, NamesMoments, build_model
 from freshet.model.hedge import HedgeDense
+from freshet.trainer.adam_codec import GROUP, AdamCodec
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.quality import Quality
 from freshet.trainer.state_average import average
 from freshet.trainer.state_sync import DenseState, Progress, SharedMeasures
 from freshet.trainer.step_coordinator import DenseLedger
-from tests.fixtures.local_ranks import Member, Together, results_of
+from tests.fixtures.local_ranks import Member, Together, at_once, results_of
 from tests.fixtures.specs import make_batch, make_spec
 
 SPEC = make_spec(ids=2, dims=(8,), dense=((True, False),), deep=(16,), losses=("logloss", "mse"))
@@ -37,6 +38,35 @@ class Arrays:
         self.arrays = {name: np.array(array) for name, array in state.items()}
 
 
+@dataclass
+class Adam(Arrays):
+    """A model with one tensor that Adam steps, and a buffer."""
+
+    adam_tensors = (("weights/w", "optimizer/first", "optimizer/second"),)
+
+    @classmethod
+    def of(cls, rng: np.random.Generator, size: int = 3 * GROUP + 5) -> "Adam":
+        v = 10 ** rng.uniform(-12, 0, size)
+        arrays = {
+            "weights/w": rng.normal(size=size),
+            "optimizer/first": rng.normal(size=size) * np.sqrt(v),
+            "optimizer/second": v,
+            "weights/buffer": rng.normal(size=9),
+        }
+        return cls({name: array.astype(np.float32) for name, array in arrays.items()}, {})
+
+    def stepped(self, rng: np.random.Generator) -> "Adam":
+        """The model after some steps of a rank."""
+        size = len(self.arrays["weights/w"])
+        v = self.arrays["optimizer/second"] * rng.uniform(0.9, 1.5, size)
+        moved = self.arrays | {
+            "weights/w": self.arrays["weights/w"] + rng.normal(0, 1e-3, size),
+            "optimizer/first": rng.normal(size=size) * np.sqrt(v),
+            "optimizer/second": v,
+        }
+        return Adam({name: array.astype(np.float32) for name, array in moved.items()}, {})
+
+
 def state_of(model: Any, vector: dict[int, int]) -> DenseState:
     quality = Quality(SPEC)
     state = DenseState(
@@ -46,12 +76,14 @@ def state_of(model: Any, vector: dict[int, int]) -> DenseState:
     return state
 
 
-def averaged(states: Sequence[DenseState], rows: Sequence[int], step: int = 9) -> None:
+def averaged(
+    states: Sequence[DenseState], rows: Sequence[int], step: int = 9, *, rounded: bool = False
+) -> None:
     together = Together(len(states))
 
     def one(i: int) -> Any:
         group = cast(ProcessGroup, Member(together, i, len(states)))
-        return lambda: average(states[i], group, rows[i], step)
+        return lambda: average(states[i], group, rows[i], step, rounded=rounded)
 
     results_of(*(one(i) for i in range(len(states))))
 
@@ -174,3 +206,131 @@ def test_default_model_trains_on_after_an_averaging() -> None:
     lane.forward_backward(make_batch(SPEC, 64, rng))
     states[0].model.step([lane])
     assert states[0].model.finite()
+
+
+def after_steps(seed: int, ranks: int) -> tuple[list[DenseState], Adam]:
+    """States of ranks that have stepped alone since `base`, which is returned too."""
+    rng = np.random.default_rng(seed)
+    base, states = Adam.of(rng), []
+    for _ in range(ranks):
+        states.append(state_of(Adam(dict(base.arrays), {}), {0: 0}))
+        cast(Adam, states[-1].model).arrays = base.stepped(rng).arrays
+    return states, base
+
+
+@given(RANKS)
+def test_rounded_mean_is_near_and_equal_on_all_ranks(case: tuple[list[int], int, int]) -> None:
+    rows, n, seed = case
+    states, base = after_steps(seed, n)
+    own = [state.model.state() for state in states]
+
+    averaged(states, rows, rounded=True)
+
+    found, total = states[0].model.state(), sum(rows)
+    if not total:
+        return
+    assert all(bits(state) == bits(states[0]) for state in states)
+    w, m, v, buffer = (
+        np.asarray(sum(of[name].astype(np.float64) * (r / total) for of, r in zip(own, rows, strict=True)))
+        for name in base.arrays
+    )
+    np.testing.assert_array_equal(found["weights/buffer"], buffer.astype(np.float32))
+    most = max(np.abs(of["weights/w"] - base.arrays["weights/w"]).max() for of in own)
+    np.testing.assert_allclose(found["weights/w"], w, rtol=0, atol=2.1 * most / 127)
+    np.testing.assert_allclose(found["optimizer/second"], v, rtol=0.01)
+    roots = np.sqrt(np.max([of["optimizer/second"] for of in own], axis=0))
+    assert (np.abs(found["optimizer/first"] - m) <= 2.1 * 6 / 127 * roots).all()
+
+
+def test_small_steady_difference_is_not_lost() -> None:
+    rng = np.random.default_rng(4)
+    base = Adam.of(rng, GROUP)
+    states = [state_of(Adam(dict(base.arrays), {}), {0: 0}) for _ in range(2)]
+    drift, rounds = np.full(GROUP, 3e-6, np.float32), 400
+    drift[0] = 1e-3  # so 3e-6 is below half of a level
+    for i in range(rounds):
+        factors = np.full(GROUP, 0.999, np.float32)
+        factors[0] = 3 if i % 2 else 1 / 3  # so 0.999 is above the root of a power
+        for state in states:
+            arrays = cast(Adam, state.model).arrays
+            arrays["weights/w"] += drift
+            arrays["optimizer/second"] *= factors
+        averaged(states, [1, 1], step=i, rounded=True)
+        for state in states:
+            state.keep()
+
+    found = states[0].model.state()
+    moved = found["weights/w"][1:] - base.arrays["weights/w"][1:]
+    assert moved.mean() == pytest.approx(rounds * 3e-6, rel=0.05), "to nearest it would be 0"
+    decayed = np.log(found["optimizer/second"][1:] / base.arrays["optimizer/second"][1:])
+    assert decayed.mean() == pytest.approx(rounds * np.log(0.999), rel=0.1)
+
+
+def test_rounded_averaging_sends_three_bytes_a_parameter() -> None:
+    states = {rounded: after_steps(2, 4)[0] for rounded in (False, True)}
+    for rounded, ranks in states.items():
+        averaged(ranks, [1, 1, 1, 0], rounded=rounded)
+    whole, short, idle = (states[r][i].sums.counts for r, i in ((False, 0), (True, 0), (True, 3)))
+    assert (list(whole), list(short)) == (["fp32"], ["int8"])
+    groups, floats = 4, 3 * (3 * GROUP + 5) + 9  # a buffer of 9 travels whole
+    assert whole["fp32"].bytes_wire == pytest.approx(2 * 4 * floats * 3 / 4, abs=12)
+    assert short["int8"].bytes_raw == whole["fp32"].bytes_raw == pytest.approx(2 * 4 * floats * 3 / 4, abs=12)
+    sent = short["int8"].bytes_wire
+    assert sent == pytest.approx(2 * (groups * AdamCodec.unit_bytes + 4 * 9) * 3 / 4, abs=12)
+    assert idle["int8"].bytes_wire == pytest.approx(sent / 2, abs=12), "it sends its part of the mean"
+
+
+def test_rank_without_samples_sends_no_rounded_state() -> None:
+    states, _ = after_steps(3, 2)
+    cast(Adam, states[1].model).arrays["weights/w"][:] = np.nan
+
+    averaged(states, [5, 0], rounded=True)
+
+    assert all(np.isfinite(array).all() for array in states[1].model.state().values())
+    assert bits(states[0]) == bits(states[1])
+
+
+@pytest.mark.parametrize("name", ["weights/w", "optimizer/first", "optimizer/second", "weights/buffer"])
+def test_nan_of_one_rank_reaches_all(name: str) -> None:
+    states, _ = after_steps(3, 3)
+    cast(Adam, states[1].model).arrays[name][3] = np.nan
+
+    averaged(states, [1, 1, 1], rounded=True)
+
+    assert all(np.isnan(state.model.state()[name][3]) for state in states)
+    assert bits(states[0]) == bits(states[2])
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("length", [0, 1, 5000])
+def test_bytes_of_another_length_are_refused(length: int, rounded: bool) -> None:
+    states, _ = after_steps(3, 2)
+    together = Together(2)
+
+    class Short(Member):
+        def all_to_all(self, parts: Any, sizes: Any = None) -> Any:
+            return super().all_to_all([np.zeros(length, np.uint8)] * 2, sizes)
+
+    def call(rank: int) -> None:
+        group = cast(ProcessGroup, (Short if rank else Member)(together, rank, 2))
+        try:
+            average(states[rank], group, 1, 9, rounded=rounded)
+        finally:
+            together.lose()
+
+    found = at_once(lambda: call(0), lambda: call(1))
+    assert isinstance(found[0], Corrupt)
+
+
+@pytest.mark.parametrize("kind", ["hedge", "mlp", "deepfm"])
+def test_tensors_that_adam_steps_are_named_by_models(kind: str) -> None:
+    spec = make_spec(ids=2, dims=(8,), dense=((True, False),), deep=(16,), kind=kind)
+    model = build_model(spec, training=True)
+    assert isinstance(model, NamesMoments)
+    state, names = model.state(), [name for tensor in model.adam_tensors for name in tensor]
+    of_adam = [name for name in state if name.startswith(("optimizer/first/", "optimizer/second/"))]
+    assert len(names) == len(set(names)) == 3 * len(of_adam) / 2 > 0
+    assert set(of_adam) < set(names) <= set(state)
+    for tensor in model.adam_tensors:
+        assert len({(state[name].shape, state[name].dtype.name) for name in tensor}) == 1
+        assert state[tensor[0]].dtype == np.float32
