@@ -221,9 +221,13 @@ class TrainerProcess:
         return {**wires, "dense": {"weights": counts}} if counts else wires
 
     def _choice_of_ranks(self) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
-        """Return the codec of sums with other ranks, once there was one."""
-        sums = self.state.sums
-        return {"other ranks": {"gradients": sums.choice}} if sums.counts else {}
+        """Return the codec of sums or averagings with other ranks, once there was one."""
+        sums, train = self.state.sums, self._context.spec.train
+        if not sums.counts:
+            return {}
+        if train.mode == "async":
+            return {"other ranks": {"averagings": {"codec": train.reduce, "why": "as set"}}}
+        return {"other ranks": {"gradients": sums.choice}}
 
     def _open_stream(self, group: ProcessGroup, lanes: int) -> BatchStream:
         self._stream = self.source.stream(group, lanes, self.ledger.applied_offsets)

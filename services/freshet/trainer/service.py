@@ -225,7 +225,7 @@ class TrainingLoop:
             self._must_regroup,
             state.shared.exchange,
             callback.flush_due,
-            lambda group, rows, step: average(state, group, rows, step),
+            lambda group, rows, step: average(state, group, rows, step, rounded=self._train.reduce == "int8"),
             reach_flush_point,
         )
 

@@ -60,7 +60,8 @@ WIRE_METRICS = (
         "Rows and gradients of rows that this process encoded or decoded, by wire (lookup and push between "
         "shard and its client, batch and gradients between embedder and trainer, publish to serving), tables "
         "of a store group, and the codec in which they travelled. Wire dense, tables weights: the gradients "
-        "of dense weights that this rank summed with others, one a step.",
+        "of dense weights that this rank summed with others, one a step, and in mode async dense states, one "
+        "an averaging.",
         _LABELS,
         at=partial(_figure, "rows"),
     ),

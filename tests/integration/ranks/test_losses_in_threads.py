@@ -6,21 +6,22 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from freshet.batches.stream import TrainBatch
 from freshet.config.spec import load_spec
 from freshet.config.spec.layout import layout_of
-from freshet.config.spec.model import Train
+from freshet.config.spec.model import Spec, Train
 from freshet.config.spec.topics import topics_of
 from freshet.log import EventLog
 from freshet.log.context import ModelContext
-from freshet.model import build_model
+from freshet.model import Lane, State, build_model
 from freshet.testing.ledger import LedgerModel, hash_of
 from freshet.trainer.gradient_sums import GradientSums
 from freshet.trainer.membership import Membership, Quorum
@@ -91,6 +92,30 @@ def expected(vector: Mapping[int, int]) -> list[float]:
 def dense_of(state: DenseState) -> list[float]:
     carry = np.zeros(2) if state.sums.carry is None else state.sums.carry
     return cast(list[float], (cast(LedgerModel, state.model).totals + carry).tolist())
+
+
+class WithAdam(LedgerModel):
+    """The ledger, and a tensor that moves with every step as if Adam stepped it."""
+
+    adam_tensors = (("weights/w", "optimizer/first", "optimizer/second"),)
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__(spec, training=True)
+        self.tensor = {name: np.zeros(300, np.float32) for name in self.adam_tensors[0]}
+
+    def step(self, lanes: Sequence[Lane]) -> None:
+        before = self.step_count
+        super().step(lanes)
+        if self.step_count > before:
+            for array in self.tensor.values():
+                np.add(array, np.float32(0.01), out=array)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        return super().state() | {name: array.copy() for name, array in self.tensor.items()}
+
+    def load_state(self, state: State, *, weights_only: bool = False) -> None:
+        super().load_state(state, weights_only=weights_only)
+        self.tensor = {name: state[name].copy() for name in self.tensor}
 
 
 @dataclass
@@ -173,7 +198,8 @@ class Rank:
         self.leads, self.flushed = False, 0
         spec = replace(load_spec(SPEC), train=world.train)
         context = ModelContext(spec, "ledger", layout_of(spec), cast(EventLog, None), topics_of(spec))
-        model, quality, version = build_model(spec, training=True), Quality(spec), world.version
+        model = WithAdam(spec) if world.train.mode == "async" else build_model(spec, training=True)
+        quality, version = Quality(spec), world.version
         progress, applied = Progress(), dict.fromkeys(range(PARTITIONS), 0)
         sums = GradientSums(world.reducer())
         if version is not None:
@@ -262,12 +288,12 @@ def assert_complete(dense: list[float], vector: Mapping[int, int]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("kind", [*REDUCERS, "async", "sites"])
+@pytest.mark.parametrize("kind", [*REDUCERS, "async", "async int8", "sites", "sites int8"])
 def test_lost_ranks_lose_no_sample(kind: str, seed: int) -> None:
     train, reducer = replace(load_spec(SPEC).train, batch_wait_ms=5), REDUCERS.get(kind, PlainReducer)
-    if kind in ("async", "sites"):
-        train = replace(train, mode="async", average_every=3)
-    world = World(train, reducer, random.Random(seed), sites=2 if kind == "sites" else 0)
+    if kind not in REDUCERS:
+        train = replace(train, mode="async", average_every=3, reduce="int8" if "int8" in kind else "fp32")
+    world = World(train, reducer, random.Random(seed), sites=2 if "sites" in kind else 0)
     for _ in range(RANKS):
         world.start()
     deadline, pause = time.monotonic() + WITHIN_S, threading.Event()
@@ -297,5 +323,7 @@ def test_lost_ranks_lose_no_sample(kind: str, seed: int) -> None:
             assert followed.losses > 0
             assert followed.running == pytest.approx(np.log(2)), "the ledger's loss of every sample"
     assert len({str(dense_of(rank.state)) for rank in ranks}) == 1, "equal to the bit"
+    tensors = {b"".join(t.tobytes() for t in rank.state.model.state().values()) for rank in ranks}
+    assert len(tensors) == 1, "and so are weights and moments"
     assert len(world.ranks) > RANKS + 1, "several ranks were killed"
     assert sum(rank.loop.lost for rank in ranks) > 0

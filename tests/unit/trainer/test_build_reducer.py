@@ -1,4 +1,6 @@
-"""1-bit Adam is refused for models without Adam, before they train and where only the model shows it."""
+"""1-bit Adam is refused for models without Adam, before they train and where only the model shows it.
+
+Codecs of gradients are refused in mode `async`."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,6 +11,7 @@ from freshet.config.spec.rules import check_rules
 from freshet.errors import ConfigError
 from freshet.model import build_model
 from freshet.trainer.reducers.build import build_reducer
+from freshet.trainer.reducers.plain import PlainReducer
 from tests.fixtures.specs import make_spec
 
 
@@ -33,6 +36,23 @@ def test_spec_without_adam_is_refused(model: Any, named: str) -> None:
 @pytest.mark.parametrize("kind", ["hedge", "mlp", "deepfm", "module:Own"])
 def test_spec_of_a_model_that_may_have_adam_is_not_refused(kind: str) -> None:
     check_rules(spec_of(kind=kind), "spec")
+
+
+@pytest.mark.parametrize("reduce", ["fp32", "int8"])
+def test_averagings_are_whole_or_in_int8(reduce: Any) -> None:
+    spec = spec_of(kind="mlp")
+    spec = replace(spec, train=replace(spec.train, mode="async", reduce=reduce))
+    check_rules(spec, "spec")
+    reducer = build_reducer(spec, build_model(spec, training=True))
+    assert isinstance(reducer, PlainReducer), "a site sums whole gradients"
+
+
+@pytest.mark.parametrize("reduce", ["auto", "int4", "adaquantfl", "dct", "1bit-adam"])
+def test_averagings_in_codecs_of_gradients_are_refused(reduce: Any) -> None:
+    spec = spec_of(kind="mlp")
+    with pytest.raises(ConfigError, match="fp32 or int8 in mode async") as refused:
+        check_rules(replace(spec, train=replace(spec.train, mode="async", reduce=reduce)), "spec")
+    assert "train.reduce" in str(refused.value)
 
 
 def test_model_without_adam_is_refused() -> None:

@@ -122,7 +122,7 @@ class Model:
 
 
 Reduce = Literal["fp32", "auto", "int8", "int4", "adaquantfl", "dct", "1bit-adam"]
-"""How ranks sum dense gradients."""
+"""How ranks sum dense gradients, or in mode `async` send their states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +180,8 @@ class Train:
         "send a part in each step, and the rest with later steps (error feedback): int8, int4: rounded; "
         "auto: fp32, int8 or int4, the most exact one that makes no step a twentieth longer; "
         "adaquantfl: rounded to more levels as the loss falls; dct: the largest twentieth; "
-        "1bit-adam: signs of the momentum, once Adam's variance is steady",
+        "1bit-adam: signs of the momentum, once Adam's variance is steady; "
+        "mode async: fp32 or int8, in which averagings send weights and Adam's moments",
         Choice(("fp32", "auto", "int8", "int4", "adaquantfl", "dct", "1bit-adam")),
         default="fp32",
     )

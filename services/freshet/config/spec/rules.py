@@ -253,6 +253,11 @@ class _Rules(Requirements):
             train.reduce != "1bit-adam" or not without.get(model.kind), "train.reduce", train.reduce,
             "fp32, auto, int8, int4, adaquantfl or dct", f"it sums Adam's momenta, and {named} has none",
         )  # fmt: skip
+        self.require(
+            train.mode != "async" or train.reduce in ("fp32", "int8"), "train.reduce", train.reduce,
+            "fp32 or int8 in mode async",
+            "in mode async it is the codec of averagings; the others are of sums of gradients",
+        )  # fmt: skip
         names = [f.name for f in self.spec.features if f.kind in SINGLE]
         for i, name in enumerate(train.segments):
             key = f"train.segments[{i}]"

@@ -22,7 +22,8 @@ __all__ = ["build_reducer", "reducer_name"]
 
 
 def reducer_name(spec: Spec) -> Reduce:
-    """Return the reducer that ranks use: mode `async` sums whole gradients, whatever `train.reduce` is."""
+    """Return the reducer of gradients; in mode `async` sites sum them whole, and `train.reduce` is that of
+    averagings."""
     return "fp32" if spec.train.mode == "async" else spec.train.reduce
 
 
