@@ -10,9 +10,10 @@ Embeddings learn by row-wise Adagrad on one table, so that reducers differ by th
 
 `bytes_per_step` are those that a rank sends, flushes and warm-up counted, a sum of whole arrays as a ring.
 `ratio` is fp32's beside it. Each sample is scored before it is learned from; AUC and logloss are of those
-after the first tenth, `after_jump` of the fifth of the steps after the jump. Differences are to fp32 (for
+after the first tenth, `after_jump` of the fifth of the steps after the jump. Differences are to `--base` (for
 LAMB, to fp32 with LAMB) with the same seed; `± 95 %` is of Student's t over the seeds. `*_frozen` are the
-papers' forms: a threshold or a variance that is set once.
+papers' forms: a threshold or a variance that is set once. `average_*` are mode `async`: each rank steps alone
+by its own gradients, and all average their states every 16 steps (`trainer.state_average`), whole or rounded.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.report import Figures, command
 from bench.rounds import interval_95
 from freshet.evaluation import auc
+from freshet.model import DenseModel, State
+from freshet.trainer.process_group import ProcessGroup
+from freshet.trainer.quality import Quality
 from freshet.trainer.reducers import Collectives, Reducer
 from freshet.trainer.reducers.dct import Dct, Segment
 from freshet.trainer.reducers.group_codecs import IntegerCodec, SignCodec
@@ -36,6 +41,9 @@ from freshet.trainer.reducers.levels import AdaptiveLevels
 from freshet.trainer.reducers.one_bit_adam import Moments, OneBitAdam
 from freshet.trainer.reducers.one_bit_lamb import OneBitLamb
 from freshet.trainer.reducers.two_phase import TwoPhase
+from freshet.trainer.state_average import average
+from freshet.trainer.state_sync import DenseState, Progress, SharedMeasures
+from freshet.trainer.step_coordinator import DenseLedger
 from freshet.types import F32, F64, I64
 from tests.fixtures.rank_threads import ThreadCollectives, run_ranks
 
@@ -48,6 +56,7 @@ LAMB_RATE = 4e-3
 FLUSH_STEPS, CHURN_STEPS, CHURN = 1000, 50, 0.02
 JUMP_AT, JUMP_SPAN, LEARNED_AT = 0.6, 0.2, 0.1
 NEVER = 1 << 60
+AVERAGE_EVERY = 16
 
 
 class Stream:
@@ -103,12 +112,17 @@ class Model:
         self.weights: F32 = np.concatenate([p.reshape(-1) for p in parts]).astype(np.float32)
 
     def learn(self, ids: I64, numbers: F32, clicks: F32) -> tuple[F32, F32]:
-        """Return (B,) predictions and (n, d) gradients whose sum is the mean's; step the embeddings."""
+        """Return (B,) predictions and (n, d) gradients whose sum is the mean's; step the embeddings.
+
+        `weights` are (d,) of all ranks, or (n, d) of each, for its B / n samples.
+        """
+        weights = np.atleast_2d(self.weights)
         keys = (ids + IDS * np.arange(FIELDS)).reshape(-1)
         x = np.concatenate([self.rows[keys].reshape(len(ids), -1), numbers], axis=1)
+        x = x.reshape(self.ranks, -1, x.shape[1])
         tensors = [
-            part.reshape(shape)
-            for part, shape in zip(np.split(self.weights, self.ends[:-1]), self.shapes, strict=True)
+            part.reshape(len(weights), *(shape if len(shape) == 2 else (1, *shape)))
+            for part, shape in zip(np.split(weights, self.ends[:-1], axis=1), self.shapes, strict=True)
         ]
         layers = list(zip(tensors[0::2], tensors[1::2], strict=True))
         inputs = []
@@ -117,15 +131,14 @@ class Model:
             x = x @ weight + bias
             if i < len(HIDDEN):
                 x = np.maximum(x, 0)
-        predictions: F32 = 1 / (1 + np.exp(-x[:, 0]))
-        delta = ((predictions - clicks) / np.float32(len(ids)))[:, None]
+        predictions: F32 = (1 / (1 + np.exp(-x.reshape(-1)))).astype(np.float32, copy=False)
+        delta = ((predictions - clicks) / np.float32(len(ids))).reshape(self.ranks, -1, 1)
         gradients: list[F32] = []
         for (weight, _), x in zip(reversed(layers), reversed(inputs), strict=True):
-            of_ranks = delta.reshape(self.ranks, -1, delta.shape[1])
-            products = x.reshape(self.ranks, -1, x.shape[1]).transpose(0, 2, 1) @ of_ranks
-            gradients[:0] = [products.reshape(self.ranks, -1), of_ranks.sum(axis=1)]
-            delta = (delta @ weight.T) * (x > 0 if x is not inputs[0] else 1)
-        self._step_rows(keys, delta[:, : FIELDS * DIM].reshape(-1, DIM))
+            products = x.transpose(0, 2, 1) @ delta
+            gradients[:0] = [products.reshape(self.ranks, -1), delta.sum(axis=1)]
+            delta = (delta @ weight.transpose(0, 2, 1)) * (x > 0 if x is not inputs[0] else 1)
+        self._step_rows(keys, delta[:, :, : FIELDS * DIM].reshape(-1, DIM))
         return predictions, np.concatenate(gradients, axis=1)
 
     def _step_rows(self, keys: I64, gradients: F32) -> None:
@@ -238,6 +251,65 @@ class Momenta:
             self.reducer.observe(loss)
 
 
+@dataclass
+class States:
+    """A `DenseModel` that is the state of `Adam`."""
+
+    adam: Adam
+
+    @property
+    def adam_tensors(self) -> Sequence[tuple[str, str, str]]:
+        tensors = range(len(self.adam.ends))
+        return [(f"weights/{i}", f"optimizer/first/{i}", f"optimizer/second/{i}") for i in tensors]
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        return {name: part.copy() for name, part in self._parts()}
+
+    def load_state(self, state: State, *, weights_only: bool = False) -> None:
+        for name, part in self._parts():
+            part[:] = state[name]
+
+    def _parts(self) -> Iterator[tuple[str, F32]]:
+        adam = self.adam
+        flat = adam.weights, adam.moments.first, adam.moments.second
+        of_tensors = zip(*(np.split(array, adam.ends[:-1]) for array in flat), strict=True)
+        for names, parts in zip(self.adam_tensors, of_tensors, strict=True):
+            yield from zip(names, parts, strict=True)
+
+
+@dataclass(slots=True)
+class Averaged:
+    """Mode `async`: steps of each rank alone, and averagings."""
+
+    rounded: bool
+    state: DenseState | None = None
+
+    def step(self, group: Collectives, gradient: F32, adam: Adam) -> None:
+        if self.state is None:
+            self.state = _dense_state(States(adam))
+        adam.step(gradient * group.size, False, adam.steps + 1, RATE)
+        if adam.steps % AVERAGE_EVERY == 0:
+            rows = BATCH * AVERAGE_EVERY
+            average(self.state, cast(ProcessGroup, group), rows, adam.steps, rounded=self.rounded)
+            self.state.keep()
+
+    def flush(self, group: Collectives, adam: Adam) -> None:
+        pass
+
+    def observe(self, loss: float) -> None:
+        pass
+
+
+def _dense_state(model: States) -> DenseState:
+    """Return the state of a rank whose last averaging is the present."""
+    none = cast(Quality, None)
+    state = DenseState(
+        cast(DenseModel, model), DenseLedger({}), none, cast(SharedMeasures, None), Progress(), ""
+    )
+    state.keep()
+    return state
+
+
 def cases(ends: Sequence[int]) -> Mapping[str, Callable[[int], Case]]:
     """Return by name how the case of a rank is made, for segments with these ends."""
     size = ends[-1]
@@ -264,7 +336,11 @@ def cases(ends: Sequence[int]) -> Mapping[str, Callable[[int], Case]]:
         "one_bit_lamb": lambda rank: Momenta(OneBitLamb(ends, warmup_steps=WARMUP_STEPS)),
     }
     made = {name: lambda rank, make=make: Gradients(make(rank)) for name, make in plain.items()}
-    return {**made, **momenta}
+    averaged: dict[str, Callable[[int], Case]] = {
+        "average_fp32": lambda rank: Averaged(rounded=False),
+        "average_int8": lambda rank: Averaged(rounded=True),
+    }
+    return {**made, **momenta, **averaged}
 
 
 def run(name: str, seed: int, ranks: int, steps: int) -> Figures:
@@ -279,9 +355,10 @@ def run(name: str, seed: int, ranks: int, steps: int) -> Figures:
         peak = 0
         for step in range(steps):
             mine: tuple[Any, ...] = ()
+            of_ranks = group.meet(adam.weights)
             if group.rank == 0:
                 batch = stream.next_batch()
-                model.weights = adam.weights
+                model.weights = np.stack(of_ranks) if isinstance(case, Averaged) else adam.weights
                 predictions, gradients = model.learn(*batch)
                 scored.append((predictions, batch[2]))
                 mine = gradients, logloss(predictions, batch[2])
@@ -330,16 +407,21 @@ def compared(found: Sequence[Figures], base: Sequence[Figures]) -> Iterator[tupl
             yield f"d_{key}_95", interval_95(differences)
 
 
-def measure(quick: bool = False, ranks: int = 4, steps: int = 0, seeds: int = 0, only: str = "") -> Figures:
-    """Measure all reducers, or those whose names are in `only`, separated by commas, and what they need."""
+def measure(
+    quick: bool = False, ranks: int = 4, steps: int = 0, seeds: int = 0, only: str = "", base: str = "fp32"
+) -> Figures:
+    """Measure all reducers, or those whose names are in `only`, separated by commas, and what they need.
+
+    `base`: the case that differences are to.
+    """
     steps, seeds = steps or (1000 if quick else 6000), seeds or (1 if quick else 3)
     names = list(cases([1]))
     if only:
-        wanted = {"fp32", *only.split(",")} | ({"lamb"} if "lamb" in only else set())
+        wanted = {base, *only.split(",")} | ({"lamb"} if "lamb" in only else set())
         names = [name for name in names if name in wanted]
     found = {name: [run(name, seed, ranks, steps) for seed in range(1, seeds + 1)] for name in names}
     return {
-        name: dict(compared(of_seeds, found["lamb" if "lamb" in name else "fp32"]))
+        name: dict(compared(of_seeds, found["lamb" if "lamb" in name else base]))
         for name, of_seeds in found.items()
     }
 
