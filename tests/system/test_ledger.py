@@ -1,7 +1,8 @@
 """The ledger test (PROTOCOL): whatever is killed, every acknowledged event counts exactly once, everywhere.
 
 `FRESHET_TEST_KILLS` kills (12 by default); `FRESHET_TEST_SEED` repeats a run's traffic and choice of
-victims, not its timing. `pytest -s` shows the kills and how long each process took to go on.
+victims, not its timing. `pytest -s` shows the kills and how long each process took to go on. The trainer
+keeps no row in memory that it does not use, so rows go to its disk and come back all the time.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from freshet.log import EventLog
 from freshet.testing.conditions import wait_until_nothing_differs
 from tests.fixtures import audit
 from tests.fixtures.commands import LEDGER, applied, drain, told_by, url_of
+from tests.fixtures.tables import disk_folder
 from tests.fixtures.traffic import Asker, Traffic
 from tests.system.killing import Killer
 from tests.system.zombies import replace_while_it_stands_still
@@ -33,7 +35,11 @@ GAP_S = float(os.environ.get("FRESHET_TEST_KILL_GAP", "2.5"))
 SEED = int(os.environ.get("FRESHET_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
 
 
-def test_acknowledged_events_count_exactly_once_despite_kills(tmp_path: Path) -> None:
+def test_acknowledged_events_count_exactly_once_despite_kills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FRESHET_TRAINER_SSD_FOLDER", str(disk_folder()))
+    monkeypatch.setenv("FRESHET_TRAINER_MEMORY_BYTES", "1")
     print(f"\nFRESHET_TEST_SEED={SEED} FRESHET_TEST_KILLS={KILLS}")
     spec = load_spec(LEDGER)
     topics = topics_of(spec)
@@ -59,13 +65,16 @@ def test_acknowledged_events_count_exactly_once_despite_kills(tmp_path: Path) ->
         assert not traffic.errors
         drain(system, folder, log, topics, len(traffic.impressions))
         ledger = told_by(system, "joiner")["ledger"]
+        ssd = told_by(system, "trainer")["ssd"]
         books = audit.read_books(log, topics)
         wait_until_nothing_differs(
             lambda: audit.against_serving(books, url_of(system, "inference")), within_s=20
         )
         ends = audit.ends_of(log, topics.samples)
         log.close()
-    print(_summary(traffic, asker, killer, books, ledger))
+    print(_summary(traffic, asker, killer, books, ledger), f"ssd: {ssd}")
+    assert ssd["fetched"] > 100
+    assert ssd["spilled"] > 100
     assert list(audit.against_joiner(books, ledger, len(traffic.impressions))) == []
     late = ledger["events"]
     excused = late["actions_late"] + late["actions_orphan"] + late["impressions_late"]

@@ -31,6 +31,7 @@ from freshet.model.native_loop import NativeLoop
 from freshet.paramserver.shard import Shard
 from freshet.process.lifecycle import within
 from freshet.rows.store import RowStore
+from freshet.tables import NO_BOUND, RowsBound
 from freshet.trainer.membership import FixedMembership, Membership, QuorumOptions
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.service import Trainer
@@ -98,7 +99,7 @@ class OwnRows:
         rows: RowStore,
         *,
         stop: threading.Event | None = None,
-        most_bytes: int = 0,
+        bound: RowsBound = NO_BOUND,
         reader: Record | None = None,
     ) -> None:
         """Claim slices, partitions and the trainer's lease; load rows.
@@ -107,7 +108,7 @@ class OwnRows:
             rank: the rank.
             rows: the row store.
             stop: ends the start when set.
-            most_bytes: rows beyond these are evicted, least recently used first; 0: no bound.
+            bound: memory of rows, and what happens beyond it.
             reader: see `SampleDecoder`.
 
         Raises:
@@ -131,13 +132,15 @@ class OwnRows:
             rows,
             fence=slices.fence,
             held=lambda: not slices.lost.is_set(),
-            most_bytes=most_bytes,
+            bound=bound,
         )
         self._tables = tables_of_groups(spec, rank.model.layout)
         self._names = {table.id: table.name for table in spec.tables}
-        if most_bytes:
+        if bound.ssd_folder:
+            log.info("rows beyond memory go to a local disk", bytes=bound.bytes, folder=bound.ssd_folder)
+        elif bound.bytes:
             bounds = {self._names[table]: rows for table, rows in self.shard.store.max_rows.items()}
-            log.info("rows are bounded", bytes=most_bytes, max_rows=bounds)
+            log.info("rows are bounded", bytes=bound.bytes, max_rows=bounds)
         self.shard.load(stop)
         self._decoders = BlockDecoders(rank.model, rank.writer, reader)
         self._stream: BatchPipeline | None = None
@@ -221,6 +224,7 @@ class OwnRows:
             "store": asdict(store.counts()),
             "unwritten_s": round(self.shard.unwritten_s, 3),
             "inexact_rows": store.inexact(),
+            "ssd": asdict(store.ssd_rows()),
             "wires": wires_status({"publish": self.shard.flusher.wire}, self._tables),
         }
 

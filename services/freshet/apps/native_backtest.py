@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 
 from freshet.apps.results import Outcome
-from freshet.apps.row_memory import trainer_rows_bytes
+from freshet.apps.row_memory import trainer_rows_bound
 from freshet.apps.sample_files import (
     ReadySampleDecoder,
     ReadySamples,
@@ -71,7 +71,7 @@ def run_native_pass(
     sample. Raises BadInput if the files hold no label, and the errors of `freshet.apps.backtest.backtest`."""
     began = time.perf_counter()
     spec, stage_times = with_window_emission(spec), _StageTimes()
-    learner = NativePass(spec, most_bytes=trainer_rows_bytes(load_settings()))
+    learner = NativePass(spec, bound=trainer_rows_bound(load_settings()))
     measurer = _Measurer(spec, stage_times)
     measurer.quality.recorder = recorder
     samples, seen = 0, sample_times(spec)

@@ -16,7 +16,7 @@ import structlog
 from freshet.adapters import open_eventlog, open_rowstore, open_versions
 from freshet.apps.batch_sources import OwnRows
 from freshet.apps.results import Outcome
-from freshet.apps.row_memory import trainer_rows_bytes
+from freshet.apps.row_memory import trainer_rows_bound
 from freshet.apps.sample_files import with_window_emission
 from freshet.apps.trainer import TrainerOptions, TrainerProcess
 from freshet.clock import SYSTEM_CLOCK, Clock
@@ -79,8 +79,8 @@ class Pipeline:
         context = self.context
         if self._reader is None:
             context = replace(context, spec=with_window_emission(self.spec))
-        most_bytes = trainer_rows_bytes(load_settings())
-        source = partial(OwnRows, rows=self.rows, most_bytes=most_bytes, reader=self._reader)
+        bound = trainer_rows_bound(load_settings())
+        source = partial(OwnRows, rows=self.rows, bound=bound, reader=self._reader)
         return TrainerProcess(context, self.versions, source, TrainerOptions(lanes=self.lanes))
 
     def train(self, progress: Callable[[float], None], recorder: PredictionRecorder | None = None) -> Outcome:

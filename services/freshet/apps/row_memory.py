@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from freshet.config.settings import Settings
 from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError
 from freshet.process.memory import machine_memory_bytes
+
+if TYPE_CHECKING:
+    from freshet.tables import RowsBound
 
 TRAINER = "FRESHET_TRAINER_MEMORY_BYTES"
 SHARD_EVICTS = "FRESHET_PARAMSERVER_EVICT_BYTES"
@@ -25,7 +28,8 @@ class RowsMemory:
 
     setting: str  # the variable that sets the bound
     bytes: int  # 0: no bound
-    evicts: bool  # True: rows are evicted beyond it; False: a shard is full, and training waits
+    evicts: bool  # True: rows leave memory beyond it; False: a shard is full, and training waits
+    ssd_folder: str  # rows beyond it go here; empty: they are evicted
     by_default: bool  # whether the variable is unset
     machine_bytes: int  # the machine's memory, or the cgroup's limit if that is less
     max_rows: Mapping[str, int]  # table -> rows beyond which it evicts; empty without tables
@@ -55,17 +59,22 @@ class RowsMemory:
         )
         each = "" if self.setting == TRAINER else " of a shard"
         said = f"rows{each} may take {self.bytes:,} bytes, {how}"
+        if self.ssd_folder:
+            return f"{said}. Beyond that the least used are in a file in {self.ssd_folder}"
         if not self.max_rows:
             return said
         tables = ", ".join(f"{rows:,} rows of {table}" for table, rows in self.max_rows.items())
         return f"{said}. Above {tables} the least recently used are evicted; inference holds the same rows"
 
 
-def shard_evict_bytes(settings: Settings) -> int:
-    """Return the bytes of rows beyond which a shard evicts; 0: no bound.
+def shard_rows_bound(settings: Settings) -> RowsBound:
+    """Return the memory of a shard's rows, and what happens beyond it.
 
-    Raises ConfigError if the shard would be full before: a full shard refuses rows instead of evicting.
+    Raises ConfigError if the shard would be full before, since a full shard refuses rows, or if there is a
+    folder for rows beyond the bound and no bound.
     """
+    from freshet.tables import RowsBound
+
     evict, full = settings.paramserver.evict_bytes, settings.paramserver.memory_bytes
     if full and evict > full * 8 // 10:
         raise ConfigError(
@@ -75,34 +84,43 @@ def shard_evict_bytes(settings: Settings) -> int:
             f"at most {full * 8 // 10}, 8/10 of {SHARD_FULL}",
             "a shard that is full before it evicts refuses rows, and training waits",
         )
-    return evict
+    folder = settings.paramserver.ssd_folder
+    if folder and not evict:
+        raise ConfigError(
+            "environment", SHARD_EVICTS, evict, "bytes of memory beyond which rows go to a disk"
+        )
+    return RowsBound(evict, folder, settings.paramserver.ssd_bytes)
 
 
-def trainer_rows_bytes(settings: Settings) -> int:
-    """Return the bytes that rows may take in a trainer with its own rows."""
-    return settings.trainer.memory_bytes or machine_memory_bytes() // DEFAULT_SHARE
+def trainer_rows_bound(settings: Settings) -> RowsBound:
+    """Return the memory of the rows of a trainer that holds them itself, and what happens beyond it."""
+    from freshet.tables import RowsBound
+
+    most = settings.trainer.memory_bytes or machine_memory_bytes() // DEFAULT_SHARE
+    return RowsBound(most, settings.trainer.ssd_folder, settings.trainer.ssd_bytes)
 
 
 def rows_memory(settings: Settings) -> RowsMemory:
     """Return the bound of the trainer, or of a shard if shards hold the rows, without `max_rows`."""
     machine = machine_memory_bytes()
     if settings.trainer.batches == "own":
-        given = settings.trainer.memory_bytes
-        return RowsMemory(TRAINER, trainer_rows_bytes(settings), True, not given, machine, {})
-    if evict := shard_evict_bytes(settings):
-        return RowsMemory(SHARD_EVICTS, evict, True, False, machine, {})
+        bound = trainer_rows_bound(settings)
+        by_default = not settings.trainer.memory_bytes
+        return RowsMemory(TRAINER, bound.bytes, True, bound.ssd_folder, by_default, machine, {})
+    if (bound := shard_rows_bound(settings)).bytes:
+        return RowsMemory(SHARD_EVICTS, bound.bytes, True, bound.ssd_folder, False, machine, {})
     full = settings.paramserver.memory_bytes
-    return RowsMemory(SHARD_FULL, full, False, not full, machine, {})
+    return RowsMemory(SHARD_FULL, full, False, "", not full, machine, {})
 
 
 def rows_memory_by_table(spec: Spec, settings: Settings) -> RowsMemory:
     """Return `rows_memory` with the maximum rows of each table."""
     from freshet.config.spec.layout import layout_of
-    from freshet.tables.store import Store
+    from freshet.tables import RowsBound, Store
 
     memory = rows_memory(settings)
-    if not memory.evicts:
+    if not memory.evicts or memory.ssd_folder:
         return memory
-    store = Store.of(spec, layout_of(spec), owned=False, most_bytes=memory.bytes)
+    store = Store.of(spec, layout_of(spec), owned=False, bound=RowsBound(memory.bytes))
     bounded = {t.name: store.max_rows[t.id] for t in spec.tables if t.id in store.max_rows}
     return replace(memory, max_rows={name: rows for name, rows in bounded.items() if rows is not None})

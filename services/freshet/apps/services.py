@@ -19,7 +19,7 @@ from freshet.adapters import open_eventlog, open_rowstore, open_versions
 from freshet.apps.metrics import (
     JOINER_METRICS,
 )
-from freshet.apps.row_memory import shard_evict_bytes
+from freshet.apps.row_memory import shard_rows_bound
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.settings import Common, Settings
 from freshet.config.settings import Gateway as GatewaySettings
@@ -165,7 +165,7 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
     from freshet.paramserver.service import ParamServer, ShardAddress
 
     transport = build_transport(settings, spec)
-    evict_bytes = shard_evict_bytes(settings)
+    rows_bound = shard_rows_bound(settings)
     bounds = Bounds(
         settings.paramserver.rebalance_unevenness,
         settings.paramserver.rebalance_interval_ms / 1000,
@@ -203,7 +203,7 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
                     place,
                     transport,
                     bounds=bounds,
-                    evict_bytes=evict_bytes,
+                    rows_bound=rows_bound,
                     stop=stop,
                 )
             )

@@ -16,7 +16,7 @@ import structlog
 from freshet.adapters import open_eventlog, open_rowstore, open_versions
 from freshet.apps.batch_sources import BatchSource, OwnRows, RankContext
 from freshet.apps.metrics import DAMAGED_STATE, TRAINER_METRICS
-from freshet.apps.row_memory import trainer_rows_bytes
+from freshet.apps.row_memory import trainer_rows_bound
 from freshet.batches.recent_samples import RecentSamples
 from freshet.batches.stream import BatchStream
 from freshet.config.settings import Settings
@@ -338,7 +338,7 @@ def run(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
             def start(rows: RowStore) -> TrainerProcess:
                 own_rows = partial(
-                    OwnRows, rows=rows, stop=stop, most_bytes=trainer_rows_bytes(settings), reader=reader
+                    OwnRows, rows=rows, stop=stop, bound=trainer_rows_bound(settings), reader=reader
                 )
                 options = TrainerOptions(device=own.device, drain_s=settings.common.drain_ms / 1000)
                 return TrainerProcess(context, versions, own_rows, options)

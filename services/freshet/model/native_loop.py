@@ -20,7 +20,7 @@ from freshet.config.spec.model import Spec
 from freshet.features import GroupKeys
 from freshet.model.hedge import HedgeDense
 from freshet.model.inputs import GroupInputs, Labels
-from freshet.tables import Store
+from freshet.tables import NO_BOUND, RowsBound, Store
 from freshet.types import F32, I64, U8, OffsetRange
 
 # --- A pass over decoded samples: one lane with a private store
@@ -34,10 +34,10 @@ every batch; their number does not change results."""
 class NativePass:
     """Rows and dense state of a native model that one thread trains from its initial state."""
 
-    def __init__(self, spec: Spec, *, most_bytes: int = 0) -> None:
+    def __init__(self, spec: Spec, *, bound: RowsBound = NO_BOUND) -> None:
         """Create store and model. Raises ConfigError as `layout_of` and the model do.
 
-        `most_bytes` limits the rows as in `Store.of`; the caller evicts by `store.make_room`.
+        `bound` limits the rows as in `Store.of`; the caller evicts by `store.make_room`.
         """
         layout = layout_of(spec)
         self.labels = len(spec.labels)
@@ -45,7 +45,7 @@ class NativePass:
         admits = any(table.admission > 1 for table in spec.tables)
         own = spec if admits else replace(spec, buckets=BUCKETS, partitions=1)
         own = replace(own, partitions=1)
-        self.store = Store.of(own, layout, changes=False, most_bytes=most_bytes)
+        self.store = Store.of(own, layout, changes=False, bound=bound)
         self.model = HedgeDense(spec, training=True, precision=spec.train.precision)
         self._loop = NativeLoop(spec, layout, self.model, self.store, 1)
         self._next = 0  # batches of all calls are offsets 0, 1, 2, ... of partition 0

@@ -9,10 +9,12 @@ The flusher also holds retention of the log for a restart from the stored rows (
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import structlog
@@ -178,6 +180,9 @@ PUBLISH_ROWS = 50_000
 """Most rows copied out of the store at once; bounds memory, and the time for which lookups wait."""
 
 
+PART_OF_BOUND = 1 / 8
+"""Part of the rows' memory that the changed rows of a flush may take where most rows are on a disk."""
+
 EXACT_AFTER_S = 10.0
 """Rows that were published rounded are sent in fp32 once nothing has changed for so long: in the pauses of a
 thin stream each row would travel twice."""
@@ -257,6 +262,48 @@ def store_metrics(of: str) -> tuple[Metric, ...]:
             "rows",
             "Rows that serving may hold rounded, until nothing has changed for 10 s; 0 in fp32.",
             at="inexact_rows",
+        ),
+        Metric(
+            f"freshet_{of}_ssd_rows",
+            "gauge",
+            "rows",
+            "Rows on the local disk alone (SSD_FOLDER).",
+            at="ssd.rows",
+        ),
+        Metric(
+            f"freshet_{of}_ssd_bytes",
+            "gauge",
+            "bytes",
+            "Bytes of the file of rows on the local disk that are in use.",
+            at="ssd.bytes_in_use",
+        ),
+        Metric(
+            f"freshet_{of}_ssd_fetched_rows",
+            "counter",
+            "rows",
+            "Rows that were read back from the local disk.",
+            at="ssd.fetched",
+        ),
+        Metric(
+            f"freshet_{of}_ssd_spilled_rows",
+            "counter",
+            "rows",
+            "Rows that left memory and are on the local disk.",
+            at="ssd.spilled",
+        ),
+        Metric(
+            f"freshet_{of}_ssd_waits",
+            "counter",
+            "calls",
+            "Lookups and pushes that waited until rows had left memory for the local disk.",
+            at="ssd.waits",
+        ),
+        Metric(
+            f"freshet_{of}_ssd_full",
+            "gauge",
+            "1",
+            "1 while the disk, or SSD_BYTES, is full: rows stay in memory beyond its bound.",
+            at="ssd.full",
         ),
     )
 
@@ -354,7 +401,8 @@ class Flusher:
                 if self._unanswered is not None:
                     self.publish()
                     self._write(self._unanswered)
-                self._write(self._copied(self._store.collect_flush, whole=False))
+                for buckets in self._parts():
+                    self._write(self._copied(partial(self._store.collect_flush, buckets), whole=False))
             except Unavailable:
                 self._counts.flushes_failed += 1
                 self._measure_retention(self.book.smallest_applied())  # retention moves on during an outage
@@ -404,6 +452,15 @@ class Flusher:
             }
 
     # --- flush
+
+    def _parts(self) -> Iterable[Sequence[Bucket] | None]:
+        """Return the buckets of each flush: all at once, unless their changed rows need not fit in memory."""
+        if (bound := self._store.memory_bound) is None:
+            return [None]
+        owned = self._store.owned()
+        changed = self._store.pending_flush() * max(map(self._store.record_bytes, self._store.tables))
+        n = min(len(owned), max(1, math.ceil(changed / (bound * PART_OF_BOUND))))
+        return [owned[len(owned) * i // n : len(owned) * (i + 1) // n] for i in range(n)]
 
     def _copied(self, collect: Callable[[], Flushed], *, whole: bool) -> Flush:
         """Copy and publish changed rows; the flush is kept until the row store has answered."""

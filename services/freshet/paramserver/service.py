@@ -29,6 +29,7 @@ from freshet.rows.grpc.frames import Described
 from freshet.rows.store import OnServers, RowStore, StoreServer
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import STREAMS, WORK_BYTES, FrameServer
+from freshet.tables import NO_BOUND, RowsBound
 from freshet.wires.status import WIRE_METRICS, WiresStatus, tables_of_groups, wires_status
 
 POLL_S = 10.0
@@ -262,7 +263,7 @@ class ParamServer:
         transport: Transport,
         *,
         bounds: Bounds = DEFAULT_BOUNDS,
-        evict_bytes: int = 0,
+        rows_bound: RowsBound = NO_BOUND,
         stop: threading.Event | None = None,
     ) -> None:
         """Listen, acquire the membership lease and check the stores; no slice is claimed yet.
@@ -273,7 +274,7 @@ class ParamServer:
             place: name and address of this shard.
             transport: gRPC options.
             bounds: balancing and memory bounds.
-            evict_bytes: memory of rows beyond which the least recently used are evicted; 0: no bound.
+            rows_bound: memory of rows, and what happens beyond it.
             stop: ends the wait for the membership lease.
 
         Raises:
@@ -284,7 +285,7 @@ class ParamServer:
         spec, spec_hash, clock = context.spec, context.spec_hash, context.clock
         self._spec, self._place, self._bounds, self._clock = spec, place, bounds, clock
         layout = context.layout
-        self.shard = Shard(context, rows, name=place.name, most_bytes=evict_bytes)
+        self.shard = Shard(context, rows, name=place.name, bound=rows_bound)
         self.server = FrameServer(
             str(Address(place.host, place.port)),
             transport,
@@ -386,6 +387,7 @@ class ParamServer:
             "refused_lookups": self.rows.refused,
             "unwritten_s": round(self.shard.unwritten_s, 3),
             "inexact_rows": self.shard.store.inexact(),
+            "ssd": asdict(self.shard.store.ssd_rows()),
             "shard": asdict(self.shard.counts),
             "store": asdict(self.shard.store.counts()),
             "refused": dict(self.server.counts.refused),

@@ -21,7 +21,7 @@ from freshet.paramserver.buckets import OwnedBuckets
 from freshet.paramserver.flusher import Flusher, PublishedTo, ShardCounts
 from freshet.rows.service import KeyGroup, Push, RowStates
 from freshet.rows.store import RowStore
-from freshet.tables import KnownPushes, PushOutcome, RowsUnread, Store
+from freshet.tables import NO_BOUND, KnownPushes, PushOutcome, RowsBound, RowsUnread, Store
 from freshet.types import F32, I64, Bucket, Fence, OffsetRange
 
 __all__ = ["PublishedTo", "Shard", "ShardCounts"]
@@ -81,7 +81,7 @@ class Shard:
         fence: Fence | None = None,
         held: Callable[[], bool] = lambda: True,
         name: str = "",
-        most_bytes: int = 0,
+        bound: RowsBound = NO_BOUND,
     ) -> None:
         """Start without buckets.
 
@@ -92,12 +92,11 @@ class Shard:
                 released by `buckets`, each under its claim's fence.
             held: whether the claim of `fence` still stands; once it does not, nothing is written.
             name: distinguishes the shards of a model.
-            most_bytes: memory of rows beyond which the least recently used are evicted (`Store.of`). 0: no
-                bound.
+            bound: memory of rows, and what happens beyond it.
         """
         spec = context.spec
         self._spec, self._fence, self._held = spec, fence, held
-        self._store = Store.of(spec, context.layout, owned=False, most_bytes=most_bytes)
+        self._store = Store.of(spec, context.layout, owned=False, bound=bound)
         self.counts = ShardCounts()
         self.flusher = Flusher(context, rows, self._store, self.counts, name=name, alone=fence is not None)
         self.buckets = OwnedBuckets(context, rows, self._store, self.flusher)

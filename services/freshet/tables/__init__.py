@@ -9,20 +9,20 @@ A facade over the native core, without I/O; time is the event time of its argume
     store.push(ranges, clock_ms, [KeyGroup(group, plan.keys, plan.tables, plan.bucket_starts)], [gradients])
 """
 
+from freshet.tables.bounds import NO_BOUND, Evicted, RowsBound, SsdRows, TableOptions
 from freshet.tables.changes import BucketChanges, Flushed, KnownPushes, Published, PublishedTable
 from freshet.tables.plan import KeyGroup, Plan, RowSteps, UniqueKeys
 from freshet.tables.store import (
-    Evicted,
     Memory,
     PushOutcome,
     RowsUnread,
     Store,
-    TableOptions,
     UnpackedTable,
     UnreadKeys,
 )
 
 __all__ = [
+    "NO_BOUND",
     "BucketChanges",
     "Evicted",
     "Flushed",
@@ -34,7 +34,9 @@ __all__ = [
     "PublishedTable",
     "PushOutcome",
     "RowSteps",
+    "RowsBound",
     "RowsUnread",
+    "SsdRows",
     "Store",
     "TableOptions",
     "UniqueKeys",

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from freshet import _native
 from freshet.config.spec.layout import Group, Layout
 from freshet.config.spec.model import Spec
-from freshet.errors import Corrupt, Unavailable
+from freshet.errors import ConfigError, Corrupt, Unavailable
+from freshet.tables.bounds import NO_BOUND, Evicted, RowsBound, SsdRows, TableOptions, bounded
 from freshet.tables.changes import Flushed, Published, PublishedTable
 from freshet.tables.plan import KeyGroup, NativeSlot, UniqueKeys, native_slots
 from freshet.tables.runs import native_parts, widths_of
@@ -38,9 +39,6 @@ from freshet.types import (
 INDEX_BYTES = 32
 """Bytes of a row in indexes and their free space; 9 to 28 were measured with 100,000 to 3,000,000 rows of
 64 bytes."""
-
-LEAST_ROWS = 10_000
-"""Rows that a table may have under any memory bound."""
 
 OVERFULL = 1.05
 """Part of a table's `max_rows` from which eviction runs whole rounds: each evicts many rows, which spreads
@@ -83,30 +81,12 @@ class UnreadKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class TableOptions:
-    """Limits of a table's rows."""
-
-    ttl_ms: int | None = None  # evict rows not touched for this long of event time, in whole seconds
-    admission: int = 1  # training batches in which a key is seen before it gets a row; at most 255
-    max_rows: int | None = None  # evict the least recently used rows beyond it
-
-
-@dataclass(frozen=True, slots=True)
-class Evicted:
-    """Progress of an eviction."""
-
-    examined: int  # rows
-    evicted: int  # rows
-    finished: bool  # the round over all buckets is complete
-
-
-@dataclass(frozen=True, slots=True)
 class Memory:
     """Memory and rows of a store."""
 
     bytes: int  # of rows, indexes and sketches
     rows: Mapping[int, int]  # table id -> rows
-    row_bytes: Mapping[int, int]  # table id -> bytes of its rows, without indexes and free space
+    row_bytes: Mapping[int, int]  # table id -> bytes of its rows in memory, were all there; without indexes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,6 +158,8 @@ class Store:
             changes,
             owned,
         )
+        self.memory_bound: int | None = None
+        """Bytes of memory beyond which rows move to a local disk; None: they do not."""
         self._group_of = {table: group.index for group in layout.groups for table in group.tables}
         self.max_rows = {table: given[table].max_rows for table in self._group_of if table in given}
         self._widths = widths_of({table: self.record_bytes(table) for table in self._group_of})
@@ -191,7 +173,7 @@ class Store:
         serving: bool = False,
         changes: bool = True,
         owned: bool = True,
-        most_bytes: int = 0,
+        bound: RowsBound = NO_BOUND,
     ) -> Store:
         """Create the store of a spec.
 
@@ -201,15 +183,18 @@ class Store:
             serving: as in `Store`, like the next two.
             changes: see `Store`.
             owned: see `Store`.
-            most_bytes: memory of the tables without `max_rows`, after the maximum of the others; each gets an
-                equal share as its bound. 0: no bound.
+            bound: without a folder for rows beyond it, tables without `max_rows` share its bytes evenly after
+                the maximum of the others.
+
+        Raises ConfigError if the folder cannot hold rows, or rows are published rounded: what serving holds
+        of a row is known in memory only.
         """
         options = {t.id: TableOptions(t.ttl_ms, t.admission, t.max_rows) for t in spec.tables}
-        if most_bytes:
+        if bound.bytes and not bound.ssd_folder:
             sized = cls(layout, buckets=2, partitions=1, seed=0)
             sized._round_published(spec)
             sizes = {table: sized.resident_bytes(table) + INDEX_BYTES for table in sized.tables}
-            options = bounded(options, sizes, most_bytes)
+            options = bounded(options, sizes, bound.bytes)
         store = cls(
             layout,
             buckets=spec.buckets,
@@ -221,7 +206,26 @@ class Store:
             owned=owned,
         )
         store._round_published(spec)
+        if bound.ssd_folder:
+            store._keep_cold(bound, spec.train.publish_codec)
         return store
+
+    def _keep_cold(self, bound: RowsBound, publish_codec: str) -> None:
+        if publish_codec != "fp32":
+            raise ConfigError(
+                "spec",
+                "train.publish_codec",
+                publish_codec,
+                "fp32 where rows move to a local disk (SSD_FOLDER)",
+                "what serving holds of rows that were rounded is known in memory only",
+            )
+        try:
+            self._native.keep_cold(bound.ssd_folder, bound.bytes, bound.ssd_bytes)
+        except ValueError as error:
+            raise ConfigError(
+                "environment", "SSD_FOLDER", bound.ssd_folder, "a folder on a local disk", str(error)
+            ) from error
+        self.memory_bound = bound.bytes
 
     def _round_published(self, spec: Spec) -> None:
         if bits := _ROUNDED_BITS.get(spec.train.publish_codec):
@@ -384,6 +388,21 @@ class Store:
         False if the bucket no longer loads under this fence.
         """
         return self._native.finish_loading(bucket, fence)
+
+    # --- rows on a local disk
+
+    def fetch(self, groups: Sequence[KeyGroup]) -> None:
+        """Bring the rows of a later batch from disk into memory, so that its lookup need not wait for them.
+
+        Raises OSError if the disk cannot be read, or is not as it was written.
+        """
+        if self.memory_bound is not None:
+            for k in groups:
+                self._native.fetch(k.group, k.keys, k.tables, k.bucket_starts)
+
+    def ssd_rows(self) -> SsdRows:
+        """Return what is on the local disk."""
+        return SsdRows(**self._native.cold_counts())
 
     # --- flush and publish
 
@@ -571,20 +590,6 @@ class Store:
     def record_bytes(self, table: int) -> int:
         """Return the bytes of a packed row of this table. Raises KeyError for an unknown table."""
         return self._native.packed_bytes(self._group_of[table])
-
-
-def bounded(
-    options: Mapping[int, TableOptions], sizes: Mapping[int, int], most_bytes: int
-) -> dict[int, TableOptions]:
-    """Bound every table, by `sizes`, the bytes of a row of each."""
-    open_ = [table for table in sizes if options.get(table, TableOptions()).max_rows is None]
-    reserved = sum((o.max_rows or 0) * sizes[table] for table, o in options.items() if table in sizes)
-    share = max(most_bytes - reserved, most_bytes // 10) // max(1, len(open_))
-    found = dict(options)
-    for table in open_:
-        rows = max(LEAST_ROWS, share // sizes[table])
-        found[table] = replace(options.get(table, TableOptions()), max_rows=rows)
-    return found
 
 
 def _native_group(group: Group) -> tuple[list[int], list[NativeSlot], bool]:

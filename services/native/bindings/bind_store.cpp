@@ -177,7 +177,7 @@ void import_rows(Store& store, uint8_t table, In<uint64_t> keys, In2<uint8_t> re
   store.import_rows(table, keys.data(), records.data(), keys.size(), records.shape(1));
 }
 
-nb::tuple export_rows(const Store& store, uint8_t table, In<uint64_t> keys) {
+nb::tuple export_rows(Store& store, uint8_t table, In<uint64_t> keys) {
   const size_t packed = store.layout(store.group_of(table)).packed_bytes();
   std::vector<uint8_t> records(keys.size() * packed), found(keys.size());
   {
@@ -200,6 +200,39 @@ int64_t import_values(Store& store, uint8_t table, In<uint64_t> keys, In2<float>
 int64_t remove(Store& store, uint8_t table, In<uint64_t> keys) {
   const nb::gil_scoped_release release;
   return store.remove(table, keys.data(), keys.size());
+}
+
+void keep_cold(Store& store, const std::string& folder, size_t memory_bytes, size_t disk_bytes) {
+  try {
+    store.keep_cold({folder, memory_bytes, disk_bytes});
+  } catch (const ColdFault& error) {
+    throw nb::value_error(error.what());
+  }
+}
+
+void fetch(Store& store, uint32_t group, In<uint64_t> keys, In<uint8_t> tables, In<uint32_t> bucket_starts) {
+  const Keys batch = keys_of(store, keys, tables, bucket_starts);
+  const nb::gil_scoped_release release;
+  store.fetch(group, batch);
+}
+
+nb::dict cold_counts(const Store& store) {
+  ColdCounts c;
+  {
+    const nb::gil_scoped_release release;
+    c = store.cold_counts();
+  }
+  nb::dict out;
+  out["rows"] = c.rows;
+  out["fetched"] = c.fetched;
+  out["spilled"] = c.spilled;
+  out["pages_read"] = c.pages_read;
+  out["pages_written"] = c.pages_written;
+  out["waits"] = c.waits;
+  out["bytes_in_use"] = c.bytes_in_use;
+  out["bytes_on_disk"] = c.bytes_on_disk;
+  out["full"] = c.full;
+  return out;
 }
 
 void put_back_published(Store& store, uint8_t table, In<uint64_t> keys, In<uint64_t> removed) {
@@ -236,6 +269,7 @@ nb::tuple counts(const Store& store) {
 }  // namespace
 
 void bind_store(nb::module_& m) {
+  nb::exception<ColdFault>(m, "ColdFault", PyExc_OSError);
   nb::class_<Store>(m, "Store")
       .def("__init__", &make, nb::arg("groups"), nb::arg("tables"), nb::arg("buckets"), nb::arg("partitions"),
            nb::arg("seed"), nb::arg("serving"), nb::arg("publish"), nb::arg("flush"), nb::arg("held"))
@@ -251,6 +285,9 @@ void bind_store(nb::module_& m) {
       .def("applied", &Store::applied, nb::call_guard<nb::gil_scoped_release>())
       .def("held", nb::overload_cast<>(&Store::held, nb::const_), nb::call_guard<nb::gil_scoped_release>())
       .def("drop_bucket", &Store::drop_bucket, nb::arg("bucket"), nb::call_guard<nb::gil_scoped_release>())
+      .def("keep_cold", &keep_cold, nb::arg("folder"), nb::arg("memory_bytes"), nb::arg("disk_bytes"))
+      .def("fetch", &fetch, nb::arg("group"), nb::arg("keys"), nb::arg("tables"), nb::arg("bucket_starts"))
+      .def("cold_counts", &cold_counts)
       .def("collect_flush", &collect_flush, nb::arg("buckets"), nb::arg("whole"))
       .def("collect_publish", &collect_publish, nb::arg("max_rows"))
       .def("collect_inexact", &collect_inexact, nb::arg("max_rows"))

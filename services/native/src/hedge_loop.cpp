@@ -51,8 +51,8 @@ struct Work {
 }  // namespace
 
 struct HedgeLoop::Lane {
-  Lane(Store& store, const HedgeModel& model, const std::vector<std::vector<uint8_t>>& tables, bool in_steps)
-      : hedge(model, true), in_steps(in_steps) {
+  Lane(Store& store, const HedgeModel& model, const std::vector<std::vector<uint8_t>>& tables, bool steps)
+      : hedge(model, true), in_steps(steps) {
     for (const std::vector<uint8_t>& of : tables) {
       Work& made = work.emplace_back(store.buckets());
       made.ends.resize(of.size());

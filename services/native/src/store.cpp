@@ -101,6 +101,7 @@ std::optional<Missing> Store::lookup(uint32_t index, const Keys& keys, float* ou
   if (const auto bucket = unread_bucket(index, keys)) return Missing{*bucket, true};
   Group& group = *groups_[index];
   const uint32_t width = group.layout.width(), state_floats = group.layout.state_floats();
+  Fetched fetched{index, keys, fetch_batch(index, keys)};
   Ahead ahead(group, keys.keys, keys.n);
   Tally created(created_);  // rows that were made count, whatever this returns
   for (size_t i = 0; i < keys.n;) {
@@ -108,7 +109,7 @@ std::optional<Missing> Store::lookup(uint32_t index, const Keys& keys, float* ou
     const size_t end = keys.bucket_starts[bucket + 1];
     BucketState& state = states_[bucket];
     Bin& bin = group.bin(bucket);
-    const std::lock_guard lock(state.lock);
+    const std::unique_lock lock = lock_fetched(bucket, &fetched, 1);
     if (!state.held) return Missing{bucket, false};
     if (known_pushes)
       for (uint32_t p = 0; p < spec_.partitions; p++)
@@ -140,6 +141,7 @@ std::optional<Missing> Store::lookup(uint32_t index, const Keys& keys, float* ou
         if (states) std::fill_n(states + i * state_floats, state_floats, 0.0f);
         continue;
       }
+      if (cold_) use(group.header(slot));
       if (create || spec_.serving) touch(group.header(slot), now);
       group.layout.load(group.row(slot), row);
       if (states) std::copy_n(group.layout.state(group.row(slot)), state_floats, states + i * state_floats);
@@ -197,6 +199,7 @@ void Store::apply_run(const PushGroup& push, Ahead& ahead, uint32_t bucket, uint
       Header& row = *rows[i].header;
       touch(row, now_s);
       sum.counts.not_finite += !stepped[i];
+      if (stepped[i]) row.meta &= ~meta::kOnDisk;
       if (stepped[i])
         for (uint32_t c = 0; c < kConsumers; c++) sum.listed[c] += mark(bin, row, slots[i], c);
     }
@@ -266,6 +269,9 @@ Pushed Store::push(const int64_t* ranges, size_t n, int64_t clock_ms, const std:
             return Pushed::unread;
       }
 
+  std::vector<Fetched> fetched;
+  for (const PushGroup& group : groups)
+    fetched.push_back({group.group, group.keys, fetch_batch(group.group, group.keys)});
   std::vector<Ahead> ahead;
   ahead.reserve(groups.size());
   for (const PushGroup& group : groups) ahead.emplace_back(*groups_[group.group], group.keys.keys, group.keys.n);
@@ -294,7 +300,7 @@ Pushed Store::push(const int64_t* ranges, size_t n, int64_t clock_ms, const std:
       continue;
     }
     BucketState& state = states_[b];
-    const std::lock_guard lock(state.lock);
+    const std::unique_lock lock = lock_to_apply(b, fetched);
     for (size_t g = 0; g < groups.size(); g++)
       if (groups[g].keys.bucket_starts[b] != groups[g].keys.bucket_starts[b + 1])
         apply_run(groups[g], ahead[g], b, now_s, sum);
@@ -386,6 +392,13 @@ void Store::drop_bucket(uint32_t bucket) {
       rows_[group->header(group->slot_at(bin, row)).meta & meta::kTableMask].fetch_sub(1, std::memory_order_relaxed);
     for (uint32_t c = 0; c < kConsumers; c++)
       pending_[c].fetch_sub(static_cast<int64_t>(bin.dirty[c].size()), std::memory_order_relaxed);
+    if (group->cold) {
+      ColdBin& cold = group->cold->bin(bucket);
+      for (size_t t = 0; t < group->tables.size(); t++)
+        rows_[group->tables[t]].fetch_sub(cold.rows[t], std::memory_order_relaxed);
+      pending_[flush].fetch_sub(cold.dirty, std::memory_order_relaxed);
+      group->cold->clear(cold);
+    }
     inexact_.fetch_sub(bin.inexact, std::memory_order_relaxed);
     group->clear(bin);
   }
@@ -399,10 +412,10 @@ void Store::drop_bucket(uint32_t bucket) {
 
 size_t Store::bytes() const {
   size_t sum = sizeof(BucketState) * states_.size() + sizeof(Applied) * spec_.partitions * spec_.buckets;
-  for (const auto& group : groups_) sum += group->bytes() + sizeof(Bin) * spec_.buckets;
+  sum += groups_.size() * sizeof(Bin) * spec_.buckets;
   for (const auto& gate : admission_)
     if (gate) sum += gate->bytes(spec_.buckets);
-  return sum;
+  return sum + hot_bytes();
 }
 
 Counts Store::counts() const { return {created_.load(), evicted_.load(), not_finite_.load(), not_admitted_.load()}; }

@@ -24,6 +24,7 @@ class Store::Taker {
     parts_.clear();
     int64_t stored = 0;
     for (uint32_t g = 0; g < store_.groups_.size(); g++) {
+      if (store_.cold_) store_.groups_[g]->cold->bin(bucket).epoch++;
       list(g, bucket, whole);
       stored += store_.groups_[g]->bin(bucket).stored;
     }
@@ -145,7 +146,7 @@ FlushBatch Store::collect_flush(const std::vector<uint32_t>& buckets, bool whole
   for (const uint32_t b : buckets) {
     BucketState& state = states_[b];
     {
-      const std::lock_guard lock(state.lock);
+      const std::unique_lock lock = lock_brought(b, whole);
       if (!state.held || state.loading) continue;
       out.buckets.push_back(b);
       out.rows.push_back(taker.take(b, whole));

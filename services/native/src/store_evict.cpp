@@ -39,7 +39,26 @@ struct Store::Round {
 
 void Store::RoundDeleter::operator()(Round* round) const { delete round; }
 
-void Store::count_ages(uint32_t bucket) {
+// Under the bucket's lock: visits the rows that are on disk alone and that the row store has, or that never changed.
+template <typename Visit>
+void Store::each_cold(size_t g, uint32_t bucket, const ColdScan& scan, Visit visit) {
+  Group& group = *groups_[g];
+  const ColdBin& bin = group.cold->bin(bucket);
+  const uint32_t bytes = group.cold->record_bytes();
+  for (size_t at = 0; at < scan.records[g].size(); at += bytes) {
+    const ColdRecord record(scan.records[g].data() + at);
+    if (!record.dirty(bin.epoch) && !bin.erased.contains(record.id()) &&
+        group.find(group.bin(bucket), record.key(), record.table()) == Group::kNone)
+      visit(record);
+  }
+}
+
+void Store::count_ages(uint32_t bucket, const ColdScan& scan) {
+  for (size_t g = 0; g < scan.records.size(); g++)
+    each_cold(g, bucket, scan, [&](const ColdRecord& row) {
+      if (const auto part = round_->over.find(row.table()); part != round_->over.end())
+        part->second.ages[bin_of(round_->now_s - std::min(row.touched(), round_->now_s))]++;
+    });
   for (auto& [table, part] : round_->over) {
     const Group& group = *groups_[group_of(table)];
     const Bin& bin = group.bin(bucket);
@@ -66,8 +85,44 @@ void Store::choose_oldest() {
   }
 }
 
-int64_t Store::evict_bucket(uint32_t bucket) {
+bool Store::is_old(uint8_t table, uint32_t touched) {
+  const uint32_t age = round_->now_s - std::min(touched, round_->now_s);
+  const int64_t ttl_ms = table_spec_[table].ttl_ms;
+  bool old = ttl_ms > 0 && static_cast<int64_t>(age) * 1000 >= ttl_ms;
+  const auto over = round_->over.find(table);
+  if (over != round_->over.end()) {
+    Round::PerTable& part = over->second;
+    const uint32_t b = bin_of(age);
+    const bool last_bin = b == part.oldest_bin && part.in_bin > 0;
+    if (last_bin) part.in_bin--;
+    old = old || last_bin || b > part.oldest_bin;
+  }
+  return old;
+}
+
+// A row that is on disk alone, as `forget`; the page keeps it until it is written anew.
+void Store::forget_cold(Group& group, uint32_t bucket, const ColdRecord& record) {
+  ColdBin& bin = group.cold->bin(bucket);
+  const uint8_t table = record.table();
+  const bool stored = record.stored(bin.epoch);
+  bin.erased.insert(record.id());
+  bin.rows[static_cast<size_t>(std::find(group.tables.begin(), group.tables.end(), table) - group.tables.begin())]--;
+  if (stored || record.steps())
+    for (uint32_t c = 0; c < kConsumers; c++)
+      if (spec_.consumed[c]) states_[bucket].removed[c].push_back({record.key(), table});
+  group.bin(bucket).stored -= stored;
+  rows_[table].fetch_sub(1, std::memory_order_relaxed);
+}
+
+int64_t Store::evict_bucket(uint32_t bucket, const ColdScan& scan) {
   int64_t gone = 0;
+  for (size_t g = 0; g < scan.records.size(); g++)
+    each_cold(g, bucket, scan, [&](const ColdRecord& row) {
+      if (!is_old(row.table(), row.touched())) return;
+      evicted_of_[row.table()].fetch_add(1, std::memory_order_relaxed);
+      forget_cold(*groups_[g], bucket, row);
+      gone++;
+    });
   for (const auto& group : groups_) {
     Bin& bin = group->bin(bucket);
     bool relist = false;
@@ -78,18 +133,7 @@ int64_t Store::evict_bucket(uint32_t bucket) {
       const Header& header = group->header(slot);
       if (header.meta & meta::kDirtyFlush) continue;
       const uint8_t table = static_cast<uint8_t>(header.meta & meta::kTableMask);
-      const uint32_t age = round_->now_s - std::min(header.touched, round_->now_s);
-      const int64_t ttl_ms = table_spec_[table].ttl_ms;
-      bool old = ttl_ms > 0 && static_cast<int64_t>(age) * 1000 >= ttl_ms;
-      const auto over = round_->over.find(table);
-      if (over != round_->over.end()) {
-        Round::PerTable& part = over->second;
-        const uint32_t b = bin_of(age);
-        const bool last_bin = b == part.oldest_bin && part.in_bin > 0;
-        if (last_bin) part.in_bin--;
-        old = old || last_bin || b > part.oldest_bin;
-      }
-      if (!old) continue;
+      if (!is_old(table, header.touched)) continue;
       forget(*group, bucket, slot, relist);
       evicted_of_[table].fetch_add(1, std::memory_order_relaxed);
       here++;
@@ -102,6 +146,7 @@ int64_t Store::evict_bucket(uint32_t bucket) {
 }
 
 Evicted Store::evict(int64_t now_ms, int64_t budget) {
+  check_cold();
   const std::lock_guard evicting(evict_lock_);
   Evicted out;
   if (!round_) {
@@ -123,14 +168,16 @@ Evicted Store::evict(int64_t now_ms, int64_t budget) {
   while (out.examined < budget) {
     const uint32_t bucket = round_->cursor++;
     {
-      const std::lock_guard lock(states_[bucket].lock);
+      const auto [scan, lock] = lock_scanned(bucket);
       for (const auto& group : groups_) out.examined += group->bin(bucket).rows;
+      for (size_t g = 0; g < scan.records.size(); g++)
+        out.examined += static_cast<int64_t>(scan.records[g].size() / groups_[g]->cold->record_bytes());
       if (!states_[bucket].held || states_[bucket].loading)
         ;  // being loaded: its rows are the row store's
       else if (round_->counting)
-        count_ages(bucket);
+        count_ages(bucket, scan);
       else
-        out.evicted += evict_bucket(bucket);
+        out.evicted += evict_bucket(bucket, scan);
     }
     if (round_->cursor < spec_.buckets) continue;
     if (!round_->counting) {

@@ -7,14 +7,15 @@
 
 namespace freshet {
 
-// Calls visit(bucket, begin, end) for each run of keys of one bucket, its lock held.
+// Calls visit(bucket, begin, end) for each run of keys of one bucket, its lock held and their rows in memory.
 template <typename Visit>
-void Store::each_bucket_run(const uint64_t* keys, size_t n, Visit visit) const {
+void Store::each_bucket_run(uint8_t table, const uint64_t* keys, size_t n, Visit visit) {
+  fetch_keys(table, keys, n);
   for (size_t i = 0; i < n;) {
     const uint32_t bucket = bucket_of(keys[i]);
     size_t end = i + 1;
     while (end < n && bucket_of(keys[end]) == bucket) end++;
-    const std::lock_guard lock(states_[bucket].lock);
+    const std::unique_lock lock = lock_fetched(bucket, table, keys + i, end - i);
     visit(bucket, i, end);
     i = end;
   }
@@ -31,7 +32,7 @@ void Store::import_row(Group& group, uint32_t bucket, uint64_t key, uint8_t tabl
   Header& row = group.header(slot);
   const uint32_t flags = row.meta & ~meta::kPackedMask;
   group.layout.unpack(group.row(slot), record);
-  row.meta |= flags | meta::kStored;
+  row.meta |= (flags & ~meta::kOnDisk) | meta::kStored;
   bin.stored += !(flags & meta::kStored);
   set_inexact(bin, row);
 }
@@ -50,15 +51,15 @@ void Store::import_rows(uint8_t table, const uint64_t* keys, const uint8_t* reco
       throw std::invalid_argument("row " + std::to_string(i) + " of table " + std::to_string(table) + ", key " +
                                   std::to_string(keys[i]) + ": " + fault);
   }
-  each_bucket_run(keys, n, [&](uint32_t bucket, size_t begin, size_t end) {
+  each_bucket_run(table, keys, n, [&](uint32_t bucket, size_t begin, size_t end) {
     for (size_t i = begin; i < end; i++) import_row(group, bucket, keys[i], table, records + i * packed);
   });
 }
 
-void Store::export_rows(uint8_t table, const uint64_t* keys, size_t n, uint8_t* records, uint8_t* found) const {
+void Store::export_rows(uint8_t table, const uint64_t* keys, size_t n, uint8_t* records, uint8_t* found) {
   const Group& group = *groups_[group_of(table)];
   const uint32_t packed = group.layout.packed_bytes();
-  each_bucket_run(keys, n, [&](uint32_t bucket, size_t begin, size_t end) {
+  each_bucket_run(table, keys, n, [&](uint32_t bucket, size_t begin, size_t end) {
     for (size_t i = begin; i < end; i++) {
       const uint32_t slot = group.find(group.bin(bucket), keys[i], table);
       found[i] = slot != Group::kNone;
@@ -80,7 +81,7 @@ int64_t Store::import_values(uint8_t table, const uint64_t* keys, const float* v
   const uint32_t width = group.layout.width();
   const uint32_t now = seconds(clock_ms);
   int64_t written = 0;
-  each_bucket_run(keys, n, [&](uint32_t bucket, size_t begin, size_t end) {
+  each_bucket_run(table, keys, n, [&](uint32_t bucket, size_t begin, size_t end) {
     Bin& bin = group.bin(bucket);
     for (size_t i = begin; i < end; i++) {
       uint32_t slot = group.find(bin, keys[i], table);
@@ -118,6 +119,8 @@ void Store::forget(Group& group, uint32_t bucket, uint32_t slot, bool& relist) {
     if (spec_.consumed[c] && changed(row)) states_[bucket].removed[c].push_back({row.key, table});
   }
   bin.stored -= (row.meta & meta::kStored) != 0;
+  if (group.cold && group.cold->may_hold(group.cold->bin(bucket), {row.key, table}))
+    group.cold->bin(bucket).erased.insert({row.key, table});
   clear_inexact(bin, group.header(slot));
   group.erase(bin, slot);
   rows_[table].fetch_sub(1, std::memory_order_relaxed);
@@ -126,7 +129,7 @@ void Store::forget(Group& group, uint32_t bucket, uint32_t slot, bool& relist) {
 int64_t Store::remove(uint8_t table, const uint64_t* keys, size_t n) {
   Group& group = *groups_[group_of(table)];
   int64_t removed = 0;
-  each_bucket_run(keys, n, [&](uint32_t bucket, size_t begin, size_t end) {
+  each_bucket_run(table, keys, n, [&](uint32_t bucket, size_t begin, size_t end) {
     bool relist = false;
     Bin& bin = group.bin(bucket);
     for (size_t i = begin; i < end; i++) {
@@ -148,7 +151,7 @@ void Store::put_back_published(uint8_t table, const uint64_t* keys, size_t n, co
                                size_t n_removed) {
   Group& group = *groups_[group_of(table)];
   int64_t listed = 0;
-  each_bucket_run(keys, n, [&](uint32_t bucket, size_t begin, size_t end) {
+  each_bucket_run(table, keys, n, [&](uint32_t bucket, size_t begin, size_t end) {
     Bin& bin = group.bin(bucket);
     for (size_t i = begin; i < end; i++) {
       const uint32_t slot = group.find(bin, keys[i], table);
@@ -157,7 +160,7 @@ void Store::put_back_published(uint8_t table, const uint64_t* keys, size_t n, co
       listed += mark(bin, group.header(slot), slot, publish);
     }
   });
-  each_bucket_run(removed, n_removed, [&](uint32_t bucket, size_t begin, size_t end) {
+  each_bucket_run(table, removed, n_removed, [&](uint32_t bucket, size_t begin, size_t end) {
     for (size_t i = begin; i < end; i++) states_[bucket].removed[publish].push_back({removed[i], table});
   });
   pending_[publish].fetch_add(listed, std::memory_order_relaxed);

@@ -43,7 +43,10 @@ void Store::import_runs(const RunsView& runs) {
     Group& group = *groups_[group_of(table)];
     const uint32_t packed = group.layout.packed_bytes();
     const uint8_t *keys = runs.of(run), *records = keys + run.keys_bytes();
-    const std::lock_guard lock(states_[run.bucket].lock);
+    std::vector<uint64_t> found;  // keys as they are aligned
+    if (cold_)
+      for (uint32_t i = 0; i < run.rows; i++) found.push_back(load_key(keys, i));
+    const std::unique_lock lock = lock_fetched(run.bucket, table, found.data(), found.size());
     for (uint32_t i = 0; i < run.rows; i++)
       import_row(group, run.bucket, load_key(keys, i), table, records + size_t{i} * packed);
   }

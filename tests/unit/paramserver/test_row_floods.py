@@ -17,7 +17,7 @@ from freshet.log.context import ModelContext
 from freshet.paramserver import shard as module
 from freshet.paramserver.shard import Shard
 from freshet.rows.sqlite.row_store import SqliteRowStore
-from freshet.tables import Store, TableOptions
+from freshet.tables import RowsBound, Store, TableOptions, bounds
 from freshet.tables import store as tables
 from freshet.tables.store import OVERFULL
 from freshet.testing.contracts.rowservice import WIDTH, look_up, push_of
@@ -36,7 +36,8 @@ def shard(log: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     sized = Store.of(PARSED, layout_of(PARSED))
     cost = {table: sized.resident_bytes(table) + tables.INDEX_BYTES for table in sized.tables}
     most = sum(MOST * size for size in cost.values())
-    made = Shard(ModelContext.open(PARSED, "hash", log), rows, fence=Fence(1), most_bytes=most)  # fmt: skip
+    context = ModelContext.open(PARSED, "hash", log)
+    made = Shard(context, rows, fence=Fence(1), bound=RowsBound(most))
     made.load()
     yield made
     rows.close()
@@ -72,11 +73,11 @@ def test_bounds_of_tables_add_up_to_the_memory(
     given_rows: dict[int, int | None], size: int, most: int
 ) -> None:
     options = {table: TableOptions(max_rows=rows) for table, rows in given_rows.items()}
-    made = tables.bounded(options, dict.fromkeys(options, size), most)
+    made = bounds.bounded(options, dict.fromkeys(options, size), most)
 
     own = sum(rows or 0 for rows in given_rows.values()) * size
     shared = sum(made[t].max_rows or 0 for t, rows in given_rows.items() if rows is None)
     assert all(made[t].max_rows == rows for t, rows in given_rows.items() if rows is not None)
     assert all(o.max_rows for o in made.values())
-    floor = tables.LEAST_ROWS * len(options) * size
+    floor = bounds.LEAST_ROWS * len(options) * size
     assert shared * size <= max(most - own, most // 10) + floor

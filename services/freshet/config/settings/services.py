@@ -25,6 +25,8 @@ from freshet.config.settings.common import (
     PEM,
     PORT,
     SECOND,
+    SSD_BYTES,
+    SSD_FOLDER,
     Codec,
 )
 
@@ -244,6 +246,8 @@ class Trainer:
         Integer(0, 1 << 46),
         default=0,
     )
+    ssd_folder: str = deployment(SSD_FOLDER.format("memory_bytes"), PATH, default="")
+    ssd_bytes: int = deployment(SSD_BYTES, Integer(0, 1 << 50), default=0)
     device: str = deployment(
         "device of the network of kinds dlrm, deepfm, dcnv2 and classes of your own: cpu, cuda, or cuda:N. "
         "Rows stay in main memory; all ranks of a model use one kind of device",
@@ -315,6 +319,8 @@ class Paramserver:
         Integer(0, 1 << 46),
         default=0,
     )
+    ssd_folder: str = deployment(SSD_FOLDER.format("evict_bytes"), PATH, default="")
+    ssd_bytes: int = deployment(SSD_BYTES, Integer(0, 1 << 50), default=0)
     rebalance_unevenness: float = deployment(
         "slices move to balance load once a shard's load differs from its fair share by more than this part, "
         "until all shards are within half of it. A large number: slices move only when shards come or go",

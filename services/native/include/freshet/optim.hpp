@@ -66,7 +66,10 @@ constexpr uint32_t kStored =
     1u << 10;  // the row store holds the row, or will once the flush that carries it is acknowledged
 constexpr uint32_t kInexact = 1u << 11;  // what serving holds of the row may be rounded; see Store::collect_inexact
 constexpr uint32_t kServed = 1u << 12;   // the group's ServedRows say what serving holds of the row
-constexpr uint32_t kCountShift = 16;     // steps taken, modulo 65536: seeds the stochastic rounding of bf16 values
+constexpr uint32_t kHotShift = 13;       // two bits: uses of late, which keep the row in memory; see Store::keep_cold
+constexpr uint32_t kMostHot = 3;
+constexpr uint32_t kOnDisk = 1u << 15;  // a page on disk holds the row as it is
+constexpr uint32_t kCountShift = 16;    // steps taken, modulo 65536: seeds the stochastic rounding of bf16 values
 constexpr uint32_t kPackedMask = kTableMask | 0xffff0000u;  // the bits of a packed record
 }  // namespace meta
 

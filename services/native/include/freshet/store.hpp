@@ -76,6 +76,19 @@ struct Unread {
   std::vector<uint8_t> tables;
 };
 
+// Rows on disk. folder: on a local disk. memory_bytes: of rows, indexes and directory, beyond which rows go to disk.
+// disk_bytes: most of the files; 0: as much as the disk has.
+struct ColdSpec {
+  std::string folder;
+  size_t memory_bytes = 0, disk_bytes = 0;
+};
+struct ColdCounts {
+  int64_t rows = 0;  // on disk alone
+  int64_t fetched = 0, spilled = 0, pages_read = 0, pages_written = 0, waits = 0;
+  int64_t bytes_in_use = 0, bytes_on_disk = 0;
+  bool full = false;  // the disk, or disk_bytes, is
+};
+
 struct Counts {
   int64_t created = 0, evicted = 0, not_finite = 0, not_admitted = 0;
 };
@@ -138,6 +151,9 @@ class SpinLock {
 class Store {
  public:
   explicit Store(StoreSpec spec);
+  ~Store();
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
 
   // --- rows of a batch (store.cpp)
   // Write each key's floats to `out` (n, S). Absent rows: initial values and, if the table admits them, a new row when
@@ -175,6 +191,15 @@ class Store {
   void settle(const int64_t* buckets, const uint8_t* tables, const uint64_t* keys, size_t n, int64_t fence);
   bool finish_loading(uint32_t bucket, int64_t fence);  // false: it is not being loaded under this fence any more
 
+  // --- rows on disk (store_cold.cpp)
+  // Called before there are rows. From then on a thread moves rows that have not been used of late to disk once memory
+  // passes the limit, and calls bring the rows back that they need. Throws ColdFault; std::invalid_argument for a
+  // serving store and one that publishes rounded rows.
+  void keep_cold(const ColdSpec& spec);
+  // Bring the rows of keys of a later batch into memory. Throws ColdFault.
+  void fetch(uint32_t group, const Keys& keys);
+  ColdCounts cold_counts() const;
+
   // --- flush and publish (store_collect.cpp)
   // Buckets rise; their runs are then a directory. One that is not held, as it may
   // have been dropped meanwhile, or is still being loaded is left out.
@@ -209,7 +234,7 @@ class Store {
   // Packed rows as the row store has them. Checked before any is taken: std::invalid_argument names the row and
   // why.
   void import_rows(uint8_t table, const uint64_t* keys, const uint8_t* records, size_t n, size_t record_bytes);
-  void export_rows(uint8_t table, const uint64_t* keys, size_t n, uint8_t* records, uint8_t* found) const;
+  void export_rows(uint8_t table, const uint64_t* keys, size_t n, uint8_t* records, uint8_t* found);
   // Values (n, S) of a serving table; `only_absent` leaves rows alone that are there (PROTOCOL 17). Returns rows
   // written. They are touched at `clock_ms`, which lookups then touch rows at too, or each at its own of `touched` (n,)
   // seconds.
@@ -220,7 +245,7 @@ class Store {
   // --- eviction (store_evict.cpp)
   // Examine up to `budget` rows more, buckets in turn: by age, then by the least recently used down to a table's
   // max_rows. Rows not flushed stay, and those of buckets that are not held or still loaded. `finished` when a round
-  // over all buckets is complete.
+  // over all buckets is complete. Throws ColdFault if rows on disk could not be read or written.
   Evicted evict(int64_t now_ms, int64_t budget);
 
   uint32_t buckets() const { return spec_.buckets; }
@@ -285,8 +310,61 @@ class Store {
   void check_bucket(uint32_t bucket) const;
   std::vector<std::unique_lock<std::mutex>> no_pushes();
   void touch(Header& row, uint32_t now_s) const {
-    if (row.touched < now_s) row.touched = now_s;
+    if (row.touched < now_s) row.touched = now_s, row.meta &= ~meta::kOnDisk;
   }
+  // Count a use; not the one for which the row has come from disk.
+  void use(Header& row) const {
+    if (!(row.meta & meta::kOnDisk) && (row.meta >> meta::kHotShift & meta::kMostHot) < meta::kMostHot)
+      row.meta += 1u << meta::kHotShift;
+  }
+  struct KeySpan {
+    uint32_t bucket;
+    size_t begin, end;         // of the keys
+    uint32_t* seen = nullptr;  // set to the version of the bucket's rows on disk at which all are in memory or nowhere
+    uint32_t version = 0;
+    bool again = false, thorough = false;
+  };
+  // Keys of a batch whose rows have been fetched, and the version of each bucket's rows on disk at that time: while it
+  // stays, a row that is not in memory does not exist. 0: the bucket has no keys.
+  struct Fetched {
+    uint32_t group;
+    const Keys& keys;
+    std::vector<uint32_t> seen;  // (buckets,), empty without rows on disk
+  };
+  // Lock a bucket whose rows of these keys are in memory or nowhere, and fetch those again that have left meanwhile.
+  std::unique_lock<SpinLock> lock_fetched(uint32_t bucket, Fetched* parts, size_t n);
+  std::unique_lock<SpinLock> lock_to_apply(uint32_t bucket, std::vector<Fetched>& parts) noexcept;
+  std::unique_lock<SpinLock> lock_fetched(uint32_t bucket, uint8_t table, const uint64_t* keys, size_t n);
+  std::vector<uint32_t> fetch_batch(uint32_t group, const Keys& keys);
+  void fetch_keys(uint8_t table, const uint64_t* keys, size_t n);
+  void fetch_spans(Group& group, std::vector<KeySpan> spans, const uint64_t* keys, const uint8_t* tables,
+                   bool one_table);
+  void read_pages(const ColdRows& cold, const std::vector<ColdFile::Transfer>& transfers);
+  void take_cold(Group& group, uint32_t bucket, ColdRecord record);
+  void bring(Group& group, uint32_t bucket, bool all);
+  template <typename Choose, typename Visit>
+  uint32_t each_record(Group& group, uint32_t bucket, Choose choose, Visit visit);
+  uint32_t copy_cold(Group& group, uint32_t bucket, std::vector<uint8_t>& records);
+  bool is_brought(uint32_t bucket, bool all) const;
+  std::unique_lock<SpinLock> lock_brought(uint32_t bucket, bool all);
+  // Records of a bucket's rows on disk, of each group one behind the other.
+  struct ColdScan {
+    std::vector<std::vector<uint8_t>> records;
+  };
+  std::pair<ColdScan, std::unique_lock<SpinLock>> lock_scanned(uint32_t bucket);
+  void wait_for_room();
+  void fail(const ColdFault& fault) const;
+  void check_cold() const;
+  ColdFault damaged(uint32_t page, uint32_t bucket) const;
+  size_t hot_bytes() const;
+  struct Spill;
+  void plan_spill(Group& group, uint32_t bucket, size_t want, Spill& spill, size_t& gone);
+  size_t spill(Group& group, uint32_t bucket, size_t want);
+  size_t finish_spill(Group& group, uint32_t bucket, const Spill& spill,
+                      const std::vector<ColdRows::Builder>& builders);
+  void drop_to_disk(Group& group, uint32_t bucket, uint32_t slot, bool& relist);
+  void spill_loop();
+  size_t spill_round();
   uint32_t create_row(Group& group, uint32_t bucket, uint64_t key, uint8_t table);
   int64_t mark(Bin& bin, Header& row, uint32_t slot, uint32_t consumer);
   void set_inexact(Bin& bin, Header& row);
@@ -310,10 +388,14 @@ class Store {
   void check_runs(const RunsView& runs) const;
   void import_row(Group& group, uint32_t bucket, uint64_t key, uint8_t table, const uint8_t* record);
   template <typename Visit>
-  void each_bucket_run(const uint64_t* keys, size_t n, Visit visit) const;
-  void count_ages(uint32_t bucket);
+  void each_bucket_run(uint8_t table, const uint64_t* keys, size_t n, Visit visit);
+  template <typename Visit>
+  void each_cold(size_t g, uint32_t bucket, const ColdScan& scan, Visit visit);
+  void count_ages(uint32_t bucket, const ColdScan& scan);
   void choose_oldest();
-  int64_t evict_bucket(uint32_t bucket);
+  bool is_old(uint8_t table, uint32_t touched);
+  void forget_cold(Group& group, uint32_t bucket, const ColdRecord& record);
+  int64_t evict_bucket(uint32_t bucket, const ColdScan& scan);
 
   StoreSpec spec_;
   uint32_t shift_;
@@ -333,6 +415,13 @@ class Store {
   uint32_t publish_cursor_ = 0, inexact_cursor_ = 0;
   std::atomic<int64_t> inexact_{0};  // rows
   bool rounded_ = false;
+
+  struct Cold;
+  class Retry;
+  struct ColdDeleter {
+    void operator()(Cold*) const;
+  };
+  std::unique_ptr<Cold, ColdDeleter> cold_;  // null: all rows are in memory
 
   struct Round;  // of eviction, over all buckets
   struct RoundDeleter {

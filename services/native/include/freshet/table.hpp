@@ -12,6 +12,7 @@
 
 #include "freshet/optim.hpp"
 #include "freshet/table_arena.hpp"
+#include "freshet/table_cold.hpp"
 #include "freshet/table_served.hpp"
 
 namespace freshet {
@@ -85,6 +86,7 @@ class Group {
     served = std::make_unique<ServedRows>(bits, scalars, layout.width(), records_.bytes_reserved() / record_bytes_);
   }
   std::unique_ptr<ServedRows> served;  // null: not kept
+  std::unique_ptr<ColdRows> cold;      // null: all rows are in memory
   uint32_t row_bytes() const { return record_bytes_ + (served ? served->row_bytes() : 0); }
 
   // Hints for a key of any bucket, without its lock: the chunk where its search starts (nullptr: no index yet), and the

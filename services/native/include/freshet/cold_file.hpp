@@ -1,0 +1,81 @@
+// Pages of a file on a local disk, read and written past the page cache, many at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace freshet {
+
+// Thrown when a page cannot be read, or is not the one that was written.
+class ColdFault : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// A file without a name: the system frees its space when the process ends, however it ends. Thread-safe.
+//
+// Transfers use the kernel's asynchronous I/O (io_submit): 2 to 3 us of a core a page of 4 KiB, where a thread for
+// each read takes 8 to 10; io_uring takes as little, but container engines forbid it by default.
+class ColdFile {
+ public:
+  static constexpr uint32_t kNone = 0xffffffffu;
+  static constexpr size_t kSector = 4096;
+
+  struct Transfer {
+    uint32_t page;
+    uint8_t* buffer;  // of page_bytes(), at a multiple of kSector
+  };
+
+  // page_bytes: a multiple of kSector. most_bytes: of the file; 0: as much as the disk has. Throws ColdFault if the
+  // folder's file system cannot hold such a file.
+  ColdFile(const std::string& folder, size_t page_bytes, size_t most_bytes);
+  ~ColdFile();
+  ColdFile(const ColdFile&) = delete;
+  ColdFile& operator=(const ColdFile&) = delete;
+
+  size_t page_bytes() const { return page_bytes_; }
+  // Append the numbers of `n` free pages, in a row where there are such; none and false if the file would pass its
+  // limit or the disk is full.
+  bool take(size_t n, std::vector<uint32_t>& pages);
+  void release(const uint32_t* pages, size_t n);
+  // Pages in a row with buffers in a row are one transfer.
+  void read(const Transfer* transfers, size_t n) const { transfer(transfers, n, false); }  // throws ColdFault
+  void write(const Transfer* transfers, size_t n) { transfer(transfers, n, true); }        // throws ColdFault
+  size_t bytes_in_use() const;
+  size_t bytes_on_disk() const;
+
+ private:
+  void transfer(const Transfer* transfers, size_t n, bool write) const;
+  bool extend();
+  void release_one(uint32_t page);
+
+  const std::string folder_;
+  const size_t page_bytes_, most_bytes_;
+  int fd_ = -1;
+  mutable std::mutex mutex_;
+  std::map<uint32_t, uint32_t> free_;  // first page and length of runs that do not touch
+  size_t free_pages_ = 0;
+  uint32_t extended_ = 0;  // pages that the file has on disk
+};
+
+// Memory for pages, which a transfer needs at a multiple of ColdFile::kSector.
+class PageBuffers {
+ public:
+  PageBuffers(size_t page_bytes, size_t pages);
+  uint8_t* at(size_t i) const { return memory_.get() + i * page_bytes_; }
+
+ private:
+  struct Free {
+    void operator()(uint8_t* p) const;
+  };
+  size_t page_bytes_;
+  std::unique_ptr<uint8_t, Free> memory_;
+};
+
+}  // namespace freshet

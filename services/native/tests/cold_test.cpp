@@ -1,0 +1,241 @@
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <map>
+#include <random>
+#include <thread>
+
+#include "table_support.hpp"
+
+namespace freshet {
+namespace {
+
+using namespace testing;
+
+// On the disk of the checkout: a temporary folder may be in memory, which has no O_DIRECT.
+std::string folder() { return std::filesystem::current_path().string(); }
+
+ColdSpec tight(size_t memory_bytes = 300'000) { return {folder(), memory_bytes, 0}; }
+
+bool same(const FlushBatch& a, const FlushBatch& b) {
+  if (a.buckets != b.buckets || a.applied != b.applied || a.rows != b.rows || a.clock_ms != b.clock_ms) return false;
+  return std::equal(a.runs.body.begin(), a.runs.body.end(), b.runs.body.begin(), b.runs.body.end());
+}
+
+void wait_until_spilled(const Store& store, int64_t rows) {
+  while (store.cold_counts().rows < rows) std::this_thread::yield();
+}
+
+// Two stores get the same calls; one of them keeps a tenth of its rows in memory.
+struct Pair {
+  explicit Pair(StoreSpec spec, size_t memory_bytes = 300'000) : whole(spec), tiered(spec) {
+    tiered.keep_cold(tight(memory_bytes));
+  }
+  void push(const Batch& batch, std::mt19937_64& random, int64_t clock_ms) {
+    std::vector<float> gradients(batch.plan.unique() * whole.layout(0).width());
+    for (float& x : gradients) x = static_cast<float>(static_cast<int64_t>(random() % 2001) - 1000) / 500.0f;
+    ASSERT_EQ(testing::push(whole, batch, 0, offset, gradients, clock_ms), Pushed::applied);
+    ASSERT_EQ(testing::push(tiered, batch, 0, offset, gradients, clock_ms), Pushed::applied);
+    offset++;
+  }
+  Store whole, tiered;
+  int64_t offset = 0;
+};
+
+Batch some(std::mt19937_64& random, uint64_t keys, size_t n) {
+  std::vector<uint64_t> chosen;
+  for (size_t i = 0; i < n; i++) {
+    const double x = static_cast<double>(random() >> 11) * 0x1p-53;
+    chosen.push_back(key_of(1 + static_cast<uint64_t>(static_cast<double>(keys) * x * x * x)));
+  }
+  return Batch(chosen);
+}
+
+TEST(Cold, GivesWhatAStoreInMemoryGives) {
+  for (const bool half : {false, true}) {
+    StoreSpec spec = spec_of(mixed_slots(), 16, 2, half);
+    spec.tables = {{0, 400'000, 0, 1}};
+    Pair pair(spec);
+    std::mt19937_64 random(half);
+    constexpr uint64_t kKeys = 12'000;
+    for (int64_t turn = 0; turn < 150; turn++) {
+      const int64_t clock_ms = turn * 5'000;
+      const Batch batch = some(random, kKeys, 500);
+      ASSERT_EQ(look_up(pair.whole, batch, true), look_up(pair.tiered, batch, true)) << turn;
+      pair.push(batch, random, clock_ms);
+      switch (random() % 12) {
+        case 0: {
+          const bool all = random() % 4 == 0;
+          ASSERT_TRUE(same(pair.whole.collect_flush(all_buckets(pair.whole), all),
+                           pair.tiered.collect_flush(all_buckets(pair.tiered), all)))
+              << turn;
+          break;
+        }
+        case 1: {
+          const Batch gone = some(random, kKeys, 50);
+          const Keys keys = gone.keys();
+          ASSERT_EQ(pair.whole.remove(0, keys.keys, keys.n), pair.tiered.remove(0, keys.keys, keys.n));
+          break;
+        }
+        case 2:
+          for (Store* store : {&pair.whole, &pair.tiered})
+            while (!store->evict(clock_ms, 1'000).finished) {
+            }
+          break;
+        case 3: {
+          const PublishBatch a = pair.whole.collect_publish(100'000), b = pair.tiered.collect_publish(100'000);
+          const auto put_back = [](Store& store, const PublishBatch& out) {
+            for (const PublishedTable& t : out.tables)
+              store.put_back_published(t.table, t.keys.data(), t.keys.size(), t.removed.data(), t.removed.size());
+          };
+          if (random() % 2) put_back(pair.whole, a), put_back(pair.tiered, b);
+          ASSERT_EQ(pair.whole.pending(publish), pair.tiered.pending(publish));
+          break;
+        }
+        case 4: {
+          const Batch asked = some(random, kKeys, 100);
+          const size_t bytes = pair.whole.layout(0).packed_bytes(), n = asked.plan.unique();
+          std::vector<uint8_t> a(n * bytes), b(n * bytes), found_a(n), found_b(n);
+          pair.whole.export_rows(0, asked.keys().keys, n, a.data(), found_a.data());
+          pair.tiered.export_rows(0, asked.keys().keys, n, b.data(), found_b.data());
+          ASSERT_EQ(found_a, found_b) << turn;
+          ASSERT_EQ(a, b) << turn;
+          if (random() % 2) {
+            pair.whole.import_rows(0, asked.keys().keys, a.data(), 0, bytes);
+            for (size_t i = 0; i < n; i++)
+              if (found_a[i])
+                for (Store* store : {&pair.whole, &pair.tiered})
+                  store->import_rows(0, asked.keys().keys + i, a.data() + i * bytes, 1, bytes);
+          }
+          break;
+        }
+        case 5:
+          if (random() % 8 == 0) {
+            const auto bucket = static_cast<uint32_t>(random() % 16);
+            const int64_t offsets[2] = {pair.offset, 0};
+            for (Store* store : {&pair.whole, &pair.tiered}) {
+              store->drop_bucket(bucket);
+              store->set_applied(bucket, offsets, clock_ms);
+            }
+          }
+          break;
+      }
+      ASSERT_EQ(pair.whole.rows(0), pair.tiered.rows(0)) << turn;
+      ASSERT_EQ(pair.whole.pending(flush), pair.tiered.pending(flush)) << turn;
+    }
+    const ColdCounts counts = pair.tiered.cold_counts();
+    EXPECT_GT(counts.spilled, 5'000);
+    EXPECT_GT(counts.fetched, 5'000);
+    ASSERT_TRUE(same(pair.whole.collect_flush(all_buckets(pair.whole), true),
+                     pair.tiered.collect_flush(all_buckets(pair.tiered), true)));
+  }
+}
+
+// Lanes push while another thread flushes: the rows of the last flush of each key must hold every step.
+TEST(Cold, LosesNoStepOfLanesThatMeet) {
+  constexpr uint64_t kKeys = 8'000;
+  constexpr int kLanes = 3, kTurns = 150;
+  Store store(spec_of({counting_slot()}, 16, kLanes));
+  store.keep_cold(tight(120'000));
+  std::atomic<int> left{kLanes};
+  std::vector<std::map<uint64_t, int>> steps(kLanes);
+  std::vector<std::thread> lanes;
+  for (int lane = 0; lane < kLanes; lane++)
+    lanes.emplace_back([&, lane] {
+      std::mt19937_64 random(static_cast<uint64_t>(lane));
+      for (int64_t turn = 0; turn < kTurns; turn++) {
+        const Batch batch = some(random, kKeys, 400);
+        const std::vector<float> ones(batch.plan.unique() * 2, 1.0f);
+        look_up(store, batch, true);
+        ASSERT_EQ(push(store, batch, lane, turn, ones, turn * 1'000), Pushed::applied);
+        for (size_t i = 0; i < batch.plan.unique(); i++) steps[static_cast<size_t>(lane)][batch.keys().keys[i]]++;
+      }
+      left--;
+    });
+  std::map<uint64_t, float> stored;
+  const auto take = [&] {
+    const FlushBatch batch = store.collect_flush(all_buckets(store), false);
+    for (const RunEntry& run : batch.runs.directory) {
+      const uint8_t* keys = batch.runs.body.data() + run.at;
+      const uint8_t* records = keys + run.keys_bytes();
+      for (uint32_t i = 0; i < run.rows; i++) {
+        float value;
+        std::memcpy(&value, records + i * store.layout(0).packed_bytes() + 8, 4);
+        stored[load_key(keys, i)] = value;
+      }
+    }
+  };
+  while (left > 0) {
+    take();
+    store.collect_publish(100'000);
+  }
+  for (std::thread& lane : lanes) lane.join();
+  take();
+  EXPECT_GT(store.cold_counts().spilled, 1'000);
+  std::map<uint64_t, int> all;
+  for (const auto& lane : steps)
+    for (const auto& [key, n] : lane) all[key] += n;
+  ASSERT_EQ(all.size(), stored.size());
+  for (const auto& [key, n] : all) ASSERT_EQ(stored[key], -static_cast<float>(n)) << key;
+}
+
+TEST(Cold, GoesOnInMemoryWhileTheDiskIsFull) {
+  StoreSpec spec = spec_of({counting_slot(16)});
+  spec.consumed = {false, false};
+  Store store(spec);
+  store.keep_cold({folder(), 200'000, 1});
+  for (int64_t turn = 0; turn < 20; turn++) {
+    const Batch batch(numbered(1 + 500 * static_cast<uint64_t>(turn), 501 + 500 * static_cast<uint64_t>(turn)));
+    ASSERT_EQ(push(store, batch, 0, turn, std::vector<float>(500 * 16, 1.0f)), Pushed::applied);
+  }
+  EXPECT_EQ(store.rows(0), 10'000);
+  const Batch all(numbered(1, 10'001));
+  for (const float x : look_up(store, all)) ASSERT_EQ(x, -1.0f);
+  EXPECT_TRUE(store.cold_counts().full);
+}
+
+// The descriptor of this process's file of cold rows, which has no name.
+int cold_descriptor() {
+  for (int fd = 3; fd < 1024; fd++) {
+    char to[256] = {};
+    if (readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), to, sizeof to - 1) > 0 &&
+        std::string(to).starts_with(folder()) && std::string(to).ends_with("(deleted)"))
+      return fd;
+  }
+  return -1;
+}
+
+TEST(Cold, NamesAPageThatTheDiskChanged) {
+  StoreSpec spec = spec_of({counting_slot(16)});
+  spec.consumed = {false, false};
+  Store store(spec);
+  store.keep_cold(tight(200'000));
+  const Batch batch(numbered(1, 10'001));
+  ASSERT_EQ(push(store, batch, 0, 0, std::vector<float>(10'000 * 16, 1.0f)), Pushed::applied);
+  wait_until_spilled(store, 5'000);
+  const int fd = open(("/proc/self/fd/" + std::to_string(cold_descriptor())).c_str(), O_RDWR);
+  ASSERT_GE(fd, 0);
+  const off_t end = lseek(fd, 0, SEEK_END);
+  for (off_t at = 100; at < end; at += 4096) ASSERT_EQ(pwrite(fd, "x", 1, at), 1);
+  close(fd);
+  try {
+    look_up(store, batch);
+    FAIL() << "the rows are not those that were written";
+  } catch (const ColdFault& fault) {
+    EXPECT_NE(std::string(fault.what()).find("is not as it was written"), std::string::npos);
+  }
+}
+
+TEST(Cold, RefusesAFolderThatCannotHoldIt) {
+  Store store(spec_of({counting_slot()}));
+  EXPECT_THROW(store.keep_cold({"/proc", 1 << 20, 0}), ColdFault);
+  Store rounded(spec_of({counting_slot()}));
+  rounded.round_published(8, {0});
+  EXPECT_THROW(rounded.keep_cold(tight()), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace freshet
