@@ -65,6 +65,7 @@ BY_HAND = {
     "streams": "downloads real streams from packages as ready samples; lists sources and licences",
     "table_beside_fbgemm": "our table and FBGEMM's kernels in turns; needs bench.peers.setup torchrec",
     "table_sizes": "the table from 1e5 to 5e7 rows: growth, rates, update rules, small tables, eviction",
+    "ssd_rows": "rows on a local disk beside rows in memory and beside RocksDB; needs rocksdict",
     "linear": "`freshet backtest` of a linear model beside Vowpal Wabbit's driver, on the retail stream",
 }
 """Measurements that take minutes, data or other programs: the docstring of each says how."""

@@ -66,6 +66,11 @@ class Rules:
     doubt_changes_owner: bool = True
     """7, 10: off, a bucket whose `meta` changed while it was loaded is read again, and its owner stays."""
 
+    row_on_disk_is_read: bool = True
+    """8: off, a push to a row that is on the shard's disk alone counts as one to an absent row."""
+    flush_takes_rows_on_disk: bool = True
+    """12: off, a flush takes rows from memory only."""
+
     claim_publishes_whole: bool = True
     """10, 17 (found here): off, a claimant publishes nothing, even of rows that another owner wrote."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -81,11 +82,13 @@ class Bucket:
     retrying: Cut | None = None
     replace: bool = False
     stored: Callable[[int], Row | None] | None = None  # while it is loaded: the row that the store has
+    disk: dict[int, Row] = field(default_factory=dict)  # rows that are not in memory
 
-    def add(self, gradients: Mapping[int, Row]) -> None:
+    def add(self, gradients: Mapping[int, Row], rules: Rules) -> None:
         """Step rows; one that is absent is created (rule 8)."""
         for key, (count, checksum) in gradients.items():
-            old = self.rows.get(key)
+            on_disk = self.disk.pop(key, None)
+            old = on_disk if rules.row_on_disk_is_read and on_disk is not None else self.rows.get(key)
             if old is None and self.stored is not None:
                 old = self.stored(key)
             old = old or (0, 0)
@@ -98,13 +101,21 @@ class Bucket:
         for partition, (_, stop) in ranges.items():
             self.applied[partition] = max(self.applied[partition], stop)
 
-    def copy_rows(self) -> Cut:
+    def to_disk(self, keys: Iterable[int]) -> None:
+        """Move rows out of memory that readers have been sent, changed since the last flush or not."""
+        for key in keys:
+            if key in self.rows and key not in self.unpublished:
+                self.disk[key] = self.rows.pop(key)
+
+    def copy_rows(self, rules: Rules) -> Cut:
         """Everything that the next flush writes. A cut is retried as it is, so a stamp names one content."""
         whole, self.replace = self.replace, False
-        rows = dict(self.rows) if whole else {key: self.rows[key] for key in self.unflushed}
+        every = {**self.disk, **self.rows}
+        there = every if rules.flush_takes_rows_on_disk else self.rows
+        rows = dict(there) if whole else {key: there[key] for key in self.unflushed if key in there}
         self.unflushed.clear()
         applied = tuple(self.applied)
-        meta = Meta(self.fence, self.stamp[1] + 1, len(self.rows), applied, self.published_to, self.fence)
+        meta = Meta(self.fence, self.stamp[1] + 1, len(every), applied, self.published_to, self.fence)
         return Cut(self.number, self.stamp, meta, rows, whole)
 
 
@@ -119,6 +130,7 @@ class Shard(Member):
         self._publishing = False
         self.spawn(self._publish_rounds(), delay=PUBLISH)
         self.spawn(self._flush_rounds(), delay=self.sim.rng.randrange(FLUSH))
+        self.spawn(self._disk_rounds())
 
     # Ownership ---
 
@@ -258,7 +270,7 @@ class Shard(Member):
         taken = [bucket for bucket in here if verdicts[bucket.number] is not Verdict.REFUSE]
         for bucket in taken:
             if verdicts[bucket.number] is Verdict.APPLY:
-                bucket.add(push.rows.get(bucket.number, {}))
+                bucket.add(push.rows.get(bucket.number, {}), self.rules)
         if self.rules.rows_and_applied_one_hold:
             self._advance(push, taken)
         else:
@@ -276,12 +288,22 @@ class Shard(Member):
             if verdicts[bucket.number] is Verdict.REFUSE:
                 return False
             if verdicts[bucket.number] is Verdict.APPLY:
-                bucket.add(push.rows.get(bucket.number, {}))
+                bucket.add(push.rows.get(bucket.number, {}), self.rules)
         if fits:
             self._advance(push, buckets)
         return fits
 
-    # Publishing and flushing ---
+    # Rows on disk, publishing and flushing ---
+
+    def _disk_rounds(self) -> Steps[None]:
+        draws = random.Random(
+            self.name
+        )  # its own, so that seeds give other processes the schedules they gave
+        while True:
+            yield draws.randrange(1, FLUSH)
+            for bucket in self.buckets.values():
+                if bucket.stored is None:  # not while it is loaded
+                    bucket.to_disk([key for key in sorted(bucket.rows) if draws.random() < 0.5])
 
     def _publish_rounds(self) -> Steps[None]:
         while True:
@@ -308,7 +330,8 @@ class Shard(Member):
             ):
                 keys.update(cut.rows)
             if keys:
-                deltas.append(Delta(number, bucket.fence, {key: bucket.rows[key] for key in sorted(keys)}))
+                every = {**bucket.disk, **bucket.rows}
+                deltas.append(Delta(number, bucket.fence, {key: every[key] for key in sorted(keys)}))
                 bucket.unpublished = set()
         ends: dict[int, int] = {}
         acknowledged = True
@@ -342,7 +365,7 @@ class Shard(Member):
         """Every bucket, dirty or not (rule 12): copy, publish, await the log, then compare-and-set."""
         for bucket in buckets:
             if bucket.retrying is None:
-                bucket.retrying = bucket.copy_rows()
+                bucket.retrying = bucket.copy_rows(self.rules)
                 if not self.rules.flush_copies_one_hold:
                     yield 2
                     bucket.retrying = bucket.retrying.altered(applied=tuple(bucket.applied))

@@ -1,6 +1,6 @@
 // Rows on disk: fetched before a batch needs them, moved there by a thread of the store's own once memory is short
-// (PROTOCOL 22). The disk holds what memory would hold, no more: a row that was changed since the last flush is taken
-// by the next one wherever it is, and what the process had on disk is gone with it.
+// (PROTOCOL 8 and 12). The disk holds what memory would hold, no more: a row that was changed since the last flush is
+// taken by the next one wherever it is, and what the process had on disk is gone with it.
 #include "store_cold.hpp"
 
 #include <cstdio>
@@ -367,8 +367,9 @@ std::pair<Store::ColdScan, std::unique_lock<SpinLock>> Store::lock_scanned(uint3
 std::unique_lock<SpinLock> Store::lock_brought(uint32_t bucket, bool all) {
   std::unique_lock lock(states_[bucket].lock);
   if (!cold_) return lock;
-  for (Retry retry(*cold_); !is_brought(bucket, all); retry.again()) {
+  for (Retry retry(*cold_); !is_brought(bucket, all);) {
     lock.unlock();
+    retry.again();
     for (const auto& group : groups_) bring(*group, bucket, all);
     lock.lock();
   }

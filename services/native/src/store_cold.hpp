@@ -21,7 +21,7 @@ struct Store::Cold {
   ColdSpec spec;
   std::mutex mutex;
   std::condition_variable wake, room;
-  bool stop = false;
+  std::atomic<bool> stop{false};
   std::atomic<bool> full{false}, stuck{false};  // stuck: all rows in memory wait to be published, or are in use
   std::atomic<size_t> directory_bytes{0};
   std::atomic<int64_t> fetched{0}, spilled{0}, pages_read{0}, pages_written{0}, waits{0};

@@ -217,9 +217,11 @@ size_t Store::finish_spill(Group& group, uint32_t bucket, const Spill& spill,
     }
     Header& row = group.header(slot);
     group.layout.pack(group.row(slot), now.data());
-    if (bin.erased.contains(id) ||  // removed meanwhile, and made again
-        std::memcmp(now.data(), spill.records.data() + i * bytes + ColdRecord::kHead, bytes - ColdRecord::kHead) != 0)
-      continue;
+    const ColdRecord record(spill.records.data() + i * bytes);
+    const bool same = std::memcmp(now.data(), record.packed(), bytes - ColdRecord::kHead) == 0 &&
+                      record.dirty(bin.epoch) == ((row.meta & meta::kDirtyFlush) != 0) &&
+                      record.stored(bin.epoch) == ((row.meta & meta::kStored) != 0);
+    if (!same || bin.erased.contains(id)) continue;  // changed meanwhile, or removed and made again
     row.meta |= meta::kOnDisk;
     if (hot_of(row) || (row.meta & meta::kDirtyPublish)) continue;
     drop_to_disk(group, bucket, slot, relist);

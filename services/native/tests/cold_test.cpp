@@ -20,9 +20,23 @@ std::string folder() { return std::filesystem::current_path().string(); }
 
 ColdSpec tight(size_t memory_bytes = 300'000) { return {folder(), memory_bytes, 0}; }
 
-bool same(const FlushBatch& a, const FlushBatch& b) {
-  if (a.buckets != b.buckets || a.applied != b.applied || a.rows != b.rows || a.clock_ms != b.clock_ms) return false;
-  return std::equal(a.runs.body.begin(), a.runs.body.end(), b.runs.body.begin(), b.runs.body.end());
+// What differs first, "" if nothing does.
+std::string difference(const FlushBatch& a, const FlushBatch& b) {
+  if (a.buckets != b.buckets) return "buckets";
+  if (a.applied != b.applied || a.clock_ms != b.clock_ms) return "applied";
+  for (size_t i = 0; i < a.rows.size(); i++)
+    if (a.rows[i] != b.rows[i])
+      return "stored rows of bucket " + std::to_string(a.buckets[i]) + ": " + std::to_string(a.rows[i]) + " and " +
+             std::to_string(b.rows[i]);
+  for (size_t i = 0; i < std::min(a.runs.directory.size(), b.runs.directory.size()); i++) {
+    const RunEntry &x = a.runs.directory[i], &y = b.runs.directory[i];
+    if (x.bucket != y.bucket || x.table != y.table || x.rows != y.rows || x.removed != y.removed)
+      return "run " + std::to_string(i) + " of bucket " + std::to_string(x.bucket) + ": " + std::to_string(x.rows) +
+             " rows, " + std::to_string(x.removed) + " removed, and " + std::to_string(y.rows) + ", " +
+             std::to_string(y.removed);
+  }
+  if (a.runs.directory.size() != b.runs.directory.size()) return "number of runs";
+  return std::equal(a.runs.body.begin(), a.runs.body.end(), b.runs.body.begin(), b.runs.body.end()) ? "" : "bytes";
 }
 
 void wait_until_spilled(const Store& store, int64_t rows) {
@@ -69,8 +83,9 @@ TEST(Cold, GivesWhatAStoreInMemoryGives) {
       switch (random() % 12) {
         case 0: {
           const bool all = random() % 4 == 0;
-          ASSERT_TRUE(same(pair.whole.collect_flush(all_buckets(pair.whole), all),
-                           pair.tiered.collect_flush(all_buckets(pair.tiered), all)))
+          ASSERT_EQ(difference(pair.whole.collect_flush(all_buckets(pair.whole), all),
+                               pair.tiered.collect_flush(all_buckets(pair.tiered), all)),
+                    "")
               << turn;
           break;
         }
@@ -129,8 +144,9 @@ TEST(Cold, GivesWhatAStoreInMemoryGives) {
     const ColdCounts counts = pair.tiered.cold_counts();
     EXPECT_GT(counts.spilled, 5'000);
     EXPECT_GT(counts.fetched, 5'000);
-    ASSERT_TRUE(same(pair.whole.collect_flush(all_buckets(pair.whole), true),
-                     pair.tiered.collect_flush(all_buckets(pair.tiered), true)));
+    ASSERT_EQ(difference(pair.whole.collect_flush(all_buckets(pair.whole), true),
+                         pair.tiered.collect_flush(all_buckets(pair.tiered), true)),
+              "");
   }
 }
 
