@@ -19,7 +19,7 @@ from freshet.rows.service import KeyGroup, Push, RowService, RowStates
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.rpc.channel import MIB
 from freshet.rpc.pieces import MIN_LIMIT_BYTES
-from freshet.tables import RowSteps
+from freshet.tables import NO_BOUND, RowsBound, RowSteps
 from freshet.testing.contracts.rowservice import (
     BUCKETS,
     PARTITIONS,
@@ -34,6 +34,7 @@ from freshet.testing.reference import ReferenceRowService
 from freshet.types import F32, Bool, OffsetRange, bucket_of
 from freshet.wires.link_codecs import AUTO, CodecChoice
 from tests.fixtures.shards import SPEC, TRANSPORT, loaded, served
+from tests.fixtures.tables import disk_folder
 
 A_ROW = (0, 3)
 
@@ -45,14 +46,22 @@ class TestReference(RowServiceContract):
 
 
 class TestShard(RowServiceContract):
+    bound = NO_BOUND
+
     @pytest.fixture
     def service(self, tmp_path: Path) -> Iterator[RowService]:
         spec = parse_spec(SPEC)
         log, rows = SqliteEventLog(tmp_path / "log"), SqliteRowStore(tmp_path / "rows.sqlite")
         ensure_topics(log, spec)
-        yield loaded(log, rows, 10, spec=spec)
+        yield loaded(log, rows, 10, spec=spec, bound=self.bound)
         rows.close()
         log.close()
+
+
+class TestShardWithRowsOnDisk(TestShard):
+    """No row stays in memory that is not in use."""
+
+    bound = RowsBound(1, str(disk_folder()))
 
 
 class Remote(RowServiceContract):

@@ -30,7 +30,7 @@ GOOD = [(0, key * 0x9E3779B97F4A7C15 % (1 << 64)) for key in range(1, 101)]
 
 @pytest.fixture
 def shard(log: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shard]:
-    monkeypatch.setattr(tables, "LEAST_ROWS", 1)
+    monkeypatch.setattr(bounds, "LEAST_ROWS", 1)
     monkeypatch.setattr(module, "EVICT_ROWS", 64)  # far fewer than a flood creates
     rows = SqliteRowStore(tmp_path / "rows.sqlite")
     sized = Store.of(PARSED, layout_of(PARSED))
