@@ -110,7 +110,7 @@ def of_rocksdb(rows: int, ids: int, folder: Path, memory_bytes: int, batches: in
     table.set_bloom_filter(10, False)
     table.set_cache_index_and_filter_blocks(True)
     options.set_block_based_table_factory(table)
-    writes.disable_wal(True)
+    writes.disable_wal = True
     db = rocks.Rdict(str(folder / "rocks"), options)
     db.set_write_options(writes)
     value = bytes(76)
