@@ -137,7 +137,7 @@ class OwnRows:
         self._tables = tables_of_groups(spec, rank.model.layout)
         self._names = {table.id: table.name for table in spec.tables}
         if bound.ssd_folder:
-            log.info("rows beyond memory go to a local disk", bytes=bound.bytes, folder=bound.ssd_folder)
+            log.info("rows beyond memory go to a local disk", bytes=bound.bytes, path=bound.ssd_folder)
         elif bound.bytes:
             bounds = {self._names[table]: rows for table, rows in self.shard.store.max_rows.items()}
             log.info("rows are bounded", bytes=bound.bytes, max_rows=bounds)

@@ -19,7 +19,7 @@ from freshet.config.spec.parse import load_spec
 from freshet.errors import BadInput
 from freshet.model.inputs import Labels
 from freshet.model.native_loop import NativePass
-from freshet.tables import store
+from freshet.tables import bounds, store
 
 TEXT = """
 name = "shop"
@@ -118,7 +118,7 @@ def test_it_gives_the_same_result_each_time(samples: Path, tmp_path: Path) -> No
 def test_rows_of_a_backtest_are_bounded_by_memory(
     samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "LEAST_ROWS", 20)
+    monkeypatch.setattr(bounds, "LEAST_ROWS", 20)
     made: list[NativePass] = []
 
     class Watched(NativePass):
