@@ -16,16 +16,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import tempfile
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bench.report import Figures, command
-from bench.table import BUCKETS, mixed, planned
+from bench.table import BUCKETS, mixed, planned, seconds
 from bench.table_sizes import vectors, zipf
 from freshet.config.spec.layout import Layout
 from freshet.tables import Store
@@ -38,17 +36,6 @@ ROUNDS, BATCHES = 4, 30  # of a round and thread; the first round warms up
 def keys_of(first: int, last: int) -> U64:
     """Return the keys of rows `first` up to `last`."""
     return mixed(np.arange(first, last, dtype=np.uint64))
-
-
-def in_threads(work: Callable[[int], None]) -> float:
-    """Run `work(lane)` on all lanes at once; returns the seconds."""
-    threads = [threading.Thread(target=work, args=(lane,)) for lane in range(LANES)]
-    began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return time.perf_counter() - began
 
 
 def of_store(rows: int, ids: int, folder: Path | None, memory_bytes: int, batches: int) -> Figures:
@@ -82,7 +69,7 @@ def of_store(rows: int, ids: int, folder: Path | None, memory_bytes: int, batche
     best = 0.0
     for _ in range(ROUNDS):
         before = store.ssd_rows()
-        best = LANES * batches * SAMPLES / in_threads(work)
+        best = LANES * batches * SAMPLES / seconds(work, LANES)
     after = store.ssd_rows()
     figures |= {
         "samples_per_s": best,  # of the last round
@@ -138,7 +125,7 @@ def of_rocksdb(rows: int, ids: int, folder: Path, memory_bytes: int, batches: in
             write(keys)
 
     for _ in range(2):
-        figures["samples_per_s"] = LANES * batches * SAMPLES / in_threads(work)
+        figures["samples_per_s"] = LANES * batches * SAMPLES / seconds(work, LANES)
     db.close()
     return figures
 

@@ -41,8 +41,9 @@ class Queue {
 
 }  // namespace
 
-ColdFile::ColdFile(const std::string& folder, size_t page_bytes, size_t most_bytes)
-    : folder_(folder), page_bytes_(page_bytes), most_bytes_(most_bytes) {
+ColdFile::ColdFile(const std::string& folder, size_t page_bytes, std::shared_ptr<DiskBudget> budget)
+    : folder_(folder), page_bytes_(page_bytes), budget_(std::move(budget)) {
+  const Queue allowed;
   fd_ = open(folder.c_str(), O_TMPFILE | O_RDWR | O_DIRECT | O_CLOEXEC, 0600);
   if (fd_ < 0)
     throw ColdFault("expected a folder on a local disk for cold rows, found " + folder + ": " + why(errno) +
@@ -54,10 +55,11 @@ ColdFile::~ColdFile() { close(fd_); }
 // Under the lock.
 bool ColdFile::extend() {
   const size_t step = std::max<size_t>(kExtendBytes / page_bytes_, 1), pages = extended_ + step;
-  if (pages > kMostPages || (most_bytes_ && pages * page_bytes_ > most_bytes_)) return false;
+  if (pages > kMostPages || !budget_->take(step * page_bytes_)) return false;
   int error;
   do error = posix_fallocate(fd_, static_cast<off_t>(extended_ * page_bytes_), static_cast<off_t>(step * page_bytes_));
   while (error == EINTR);
+  if (error) budget_->give_back(step * page_bytes_);
   if (error == ENOSPC || error == EDQUOT || error == EFBIG) return false;
   if (error) throw ColdFault("the file of cold rows in " + folder_ + " cannot grow: " + why(error));
   for (uint32_t page = extended_; page < pages; page++) release_one(page);
@@ -128,8 +130,8 @@ void ColdFile::transfer(const Transfer* transfers, size_t n, bool write) const {
   std::vector<uint32_t> unused;  // of `blocks`
   for (uint32_t i = kDepth; i-- > 0;) unused.push_back(i);
   std::string fault;
-  for (size_t next = 0, under_way = 0; next < n || under_way > 0;) {
-    size_t more = 0;
+  size_t more = 0;  // in `list`, to be submitted
+  for (size_t next = 0, under_way = 0; next < n || more + under_way > 0;) {
     while (next < n && !unused.empty() && fault.empty()) {
       const Transfer& first = transfers[next];
       size_t pages = 1;
@@ -154,13 +156,17 @@ void ColdFile::transfer(const Transfer* transfers, size_t n, bool write) const {
       const long taken = syscall(SYS_io_submit, queue.context(), more - sent, list + sent);
       if (taken > 0) {
         sent += static_cast<size_t>(taken);
-      } else if (errno != EAGAIN && errno != EINTR) {
+      } else if (errno == EAGAIN) {
+        break;  // the rest goes once some of these have ended
+      } else if (errno != EINTR) {
         fault = "io_submit: " + why(errno);
         break;
       }
     }
+    std::copy(list + sent, list + more, list);
+    more -= sent;
     under_way += sent;
-    if (!fault.empty()) next = n;
+    if (!fault.empty()) next = n, more = 0;
     if (under_way == 0) continue;
     // Waiting for half of what is under way keeps the disk busy, at half the calls.
     const long got = syscall(SYS_io_getevents, queue.context(), static_cast<long>((under_way + 1) / 2),

@@ -32,18 +32,18 @@ void Store::keep_cold(const ColdSpec& spec) {
   if (spec_.serving) throw std::invalid_argument("a serving store keeps no rows on disk");
   if (rounded_) throw std::invalid_argument("rows that are published rounded cannot be kept on disk: publish in fp32");
   if (cold_) throw std::invalid_argument("the store keeps rows on disk already");
+  const auto budget = std::make_shared<DiskBudget>(spec.disk_bytes);
   for (const auto& group : groups_)
-    group->cold = std::make_unique<ColdRows>(spec.folder, spec.disk_bytes / groups_.size(),
-                                             group->layout.packed_bytes(), group->tables.size(), spec_.buckets);
+    group->cold = std::make_unique<ColdRows>(spec.folder, budget, group->layout.packed_bytes(), group->tables.size(),
+                                             spec_.buckets);
   cold_.reset(new Cold);
   cold_->spec = spec;
-  for (const auto& group : groups_) cold_->directory_bytes += group->cold->bytes();
   cold_->thread = std::thread([this] { spill_loop(); });
 }
 
 size_t Store::hot_bytes() const {
-  size_t sum = cold_ ? cold_->directory_bytes.load(std::memory_order_relaxed) : 0;
-  for (const auto& group : groups_) sum += group->bytes();
+  size_t sum = 0;
+  for (const auto& group : groups_) sum += group->bytes() + (group->cold ? group->cold->bytes() : 0);
   return sum;
 }
 

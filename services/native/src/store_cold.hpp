@@ -23,7 +23,6 @@ struct Store::Cold {
   std::condition_variable wake, room;
   std::atomic<bool> stop{false};
   std::atomic<bool> full{false}, stuck{false};  // stuck: all rows in memory wait to be published, or are in use
-  std::atomic<size_t> directory_bytes{0};
   std::atomic<int64_t> fetched{0}, spilled{0}, pages_read{0}, pages_written{0}, waits{0};
   std::string fault;  // the first one
   // Held while rows of a bucket leave memory, and by one who has seen them leave too often while it needed them. Comes
@@ -48,10 +47,6 @@ class Store::Retry {
   std::unique_lock<std::recursive_mutex> moving_;
   int tries_ = 0;
 };
-
-inline void next_version(ColdBin& bin) {
-  if (++bin.version == 0) bin.version = 1;
-}
 
 inline size_t table_index(const Group& group, uint8_t table) {
   return static_cast<size_t>(std::find(group.tables.begin(), group.tables.end(), table) - group.tables.begin());

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "freshet/store.hpp"
+#include "store_cold.hpp"
 
 namespace freshet {
 
@@ -105,8 +105,8 @@ void Store::forget_cold(Group& group, uint32_t bucket, const ColdRecord& record)
   ColdBin& bin = group.cold->bin(bucket);
   const uint8_t table = record.table();
   const bool stored = record.stored(bin.epoch);
-  bin.erased.insert(record.id());
-  bin.rows[static_cast<size_t>(std::find(group.tables.begin(), group.tables.end(), table) - group.tables.begin())]--;
+  group.cold->erase(bin, record.id());
+  bin.rows[table_index(group, table)]--;
   if (stored || record.steps())
     for (uint32_t c = 0; c < kConsumers; c++)
       if (spec_.consumed[c]) states_[bucket].removed[c].push_back({record.key(), table});

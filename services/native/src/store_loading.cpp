@@ -34,7 +34,8 @@ void Store::begin_loading(uint32_t bucket, const int64_t* offsets, int64_t clock
   BucketState& state = states_[bucket];
   const std::lock_guard lock(state.lock);
   for (const auto& group : groups_)
-    if (group->bin(bucket).rows) throw std::invalid_argument("a bucket that is loaded must be empty: drop it first");
+    if (group->bin(bucket).rows || (group->cold && !group->cold->bin(bucket).empty()))
+      throw std::invalid_argument("a bucket that is loaded must be empty: drop it first");
   end_loading(state);
   state.loading = std::make_unique<Loading>(Loading{fence, {}});
   loading_.fetch_add(1, std::memory_order_relaxed);

@@ -120,7 +120,7 @@ void Store::forget(Group& group, uint32_t bucket, uint32_t slot, bool& relist) {
   }
   bin.stored -= (row.meta & meta::kStored) != 0;
   if (group.cold && group.cold->may_hold(group.cold->bin(bucket), {row.key, table}))
-    group.cold->bin(bucket).erased.insert({row.key, table});
+    group.cold->erase(group.cold->bin(bucket), {row.key, table});
   clear_inexact(bin, group.header(slot));
   group.erase(bin, slot);
   rows_[table].fetch_sub(1, std::memory_order_relaxed);

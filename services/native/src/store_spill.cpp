@@ -7,9 +7,8 @@ namespace freshet {
 
 namespace {
 
-constexpr double kLeastShare = 0.3;  // of a bucket's rows that go at a time, so that they fill pages
-
-constexpr uint32_t kMostRounds = 32;
+constexpr double kLeastShare = 0.3;   // of a bucket's rows that go at a time, so that they fill pages
+constexpr uint32_t kMostRounds = 32;  // over all buckets, in which no row could leave
 
 uint32_t hot_of(const Header& row) { return (row.meta >> meta::kHotShift) & meta::kMostHot; }
 
@@ -63,7 +62,7 @@ void Store::plan_spill(Group& group, uint32_t bucket, size_t want, Spill& spill,
     drop_to_disk(group, bucket, group.find(rows, clean[i].key, clean[i].table), relist);
   if (relist) group.relist(rows);
   if (gone) {
-    next_version(bin);
+    bin.next_version();
     group.shrink(rows, bucket);
   }
   want = std::min(want - gone, changed.size());
@@ -156,12 +155,7 @@ size_t Store::spill(Group& group, uint32_t bucket, size_t want) {
     builders[i].page.number = numbers[i];
     transfers.push_back({numbers[i], fresh->at(i)});
   }
-  try {
-    cold.file.write(transfers.data(), n_pages);
-  } catch (...) {
-    cold.file.release(numbers.data(), n_pages);
-    throw;
-  }
+  cold.file.write(transfers.data(), n_pages);
   cold_->pages_written += static_cast<int64_t>(n_pages);
   return gone + finish_spill(group, bucket, spill, builders);
 }
@@ -173,28 +167,16 @@ size_t Store::finish_spill(Group& group, uint32_t bucket, const Spill& spill,
   const std::lock_guard lock(states_[bucket].lock);
   ColdBin& bin = cold.bin(bucket);
   Bin& rows = group.bin(bucket);
-  std::vector<uint32_t> unused;
   if (bin.version != spill.version) {  // the bucket was dropped
+    std::vector<uint32_t> unused;
     for (const ColdRows::Builder& one : builders) unused.push_back(one.page.number);
     cold.file.release(unused.data(), unused.size());
     return 0;
   }
-  const size_t directory = ColdRows::bytes(bin);
   if (spill.merge) {
-    for (const auto* pages : {&bin.base, &bin.log})
-      for (const ColdPage& page : *pages) unused.push_back(page.number);
-    cold.file.release(unused.data(), unused.size());
-    bin.base.clear();
-    bin.base.shrink_to_fit();
-    bin.log.clear();
-    bin.index = {};
-    bin.base_rows = bin.log_rows = 0;
-    for (const ColdRows::Builder& one : builders) {
-      bin.base.push_back(one.page);
-      bin.base_rows += one.page.rows;
-    }
-    for (const RowId& id : spill.erased)
-      if (!cold.may_hold(bin, id)) bin.erased.erase(id);
+    std::vector<ColdPage> base;
+    for (const ColdRows::Builder& one : builders) base.push_back(one.page);
+    cold.replace(bin, std::move(base), spill.erased);
   } else {
     size_t at = 0;
     for (const ColdRows::Builder& one : builders) {
@@ -202,8 +184,7 @@ size_t Store::finish_spill(Group& group, uint32_t bucket, const Spill& spill,
       at += one.page.rows;
     }
   }
-  cold_->directory_bytes += ColdRows::bytes(bin) - directory;
-  next_version(bin);
+  bin.next_version();
   const uint32_t bytes = cold.record_bytes();
   std::vector<uint8_t> now(bytes);
   bool relist = false;
@@ -212,7 +193,7 @@ size_t Store::finish_spill(Group& group, uint32_t bucket, const Spill& spill,
     const RowId id = spill.ids[i];
     const uint32_t slot = group.find(rows, id.key, id.table);
     if (slot == Group::kNone) {
-      bin.erased.insert(id);  // removed meanwhile
+      cold.erase(bin, id);  // removed meanwhile
       continue;
     }
     Header& row = group.header(slot);

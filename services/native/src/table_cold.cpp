@@ -39,25 +39,30 @@ void ColdRecord::write(uint8_t* at, uint64_t key, bool dirty, bool stored, uint3
   std::memcpy(at + 8, &stamp, 4);
 }
 
-ColdRows::ColdRows(const std::string& folder, size_t most_bytes, uint32_t packed_bytes, size_t tables, uint32_t buckets)
-    : file(folder, page_bytes_for(packed_bytes + ColdRecord::kHead, kPageHead), most_bytes),
+ColdRows::ColdRows(const std::string& folder, std::shared_ptr<DiskBudget> budget, uint32_t packed_bytes, size_t tables,
+                   uint32_t buckets)
+    : file(folder, page_bytes_for(packed_bytes + ColdRecord::kHead, kPageHead), std::move(budget)),
       record_bytes_(packed_bytes + ColdRecord::kHead),
       rows_of_page_(static_cast<uint32_t>((file.page_bytes() - kPageHead) / record_bytes_)),
       // The emptier of two is taken: no page is more than some three rows above the mean.
       fullest_(std::clamp(1.0 - 3.5 / rows_of_page_, 0.5, 0.92)),
       bins_(buckets) {
-  for (ColdBin& one : bins_) one.rows.assign(tables, 0);
+  for (ColdBin& one : bins_) {
+    one.rows.assign(tables, 0);
+    bytes_ += bytes_of(one);
+  }
 }
 
-size_t ColdRows::bytes(const ColdBin& bin) {
+size_t ColdRows::bytes_of(const ColdBin& bin) {
   return sizeof(ColdBin) + (bin.base.capacity() + bin.log.capacity()) * sizeof(ColdPage) +
          bin.index.capacity() * sizeof(uint16_t) + bin.rows.capacity() * sizeof(uint32_t) + bin.erased.size() * 40;
 }
 
-size_t ColdRows::bytes() const {
-  size_t sum = 0;
-  for (const ColdBin& one : bins_) sum += bytes(one);
-  return sum;
+template <typename Change>
+void ColdRows::counted(ColdBin& bin, Change change) {
+  const size_t before = bytes_of(bin);
+  change();
+  bytes_.fetch_add(bytes_of(bin) - before, std::memory_order_relaxed);
 }
 
 std::pair<uint32_t, uint32_t> ColdRows::homes(RowId id, size_t pages) {
@@ -112,8 +117,10 @@ bool ColdRows::may_hold(const ColdBin& bin, RowId id) const {
 }
 
 void ColdRows::append(ColdBin& bin, const ColdPage& page, const RowId* ids, size_t n) {
-  if (bin.index.empty()) bin.index.assign(log_limit(bin) * 4 / 3 + 1, 0);
-  bin.log.push_back(page);
+  counted(bin, [&] {
+    if (bin.index.empty()) bin.index.assign(log_limit(bin) * 4 / 3 + 1, 0);
+    bin.log.push_back(page);
+  });
   bin.log_rows += static_cast<uint32_t>(n);
   const size_t size = bin.index.size();
   for (size_t i = 0; i < n; i++) {
@@ -122,6 +129,29 @@ void ColdRows::append(ColdBin& bin, const ColdPage& page, const RowId* ids, size
     while (bin.index[at]) at = at + 1 == size ? 0 : at + 1;
     bin.index[at] = static_cast<uint16_t>((h >> 56) << 8 | bin.log.size());
   }
+}
+
+void ColdRows::replace(ColdBin& bin, std::vector<ColdPage> base, const RowIds& dropped) {
+  release(bin);
+  counted(bin, [&] {
+    bin.base = std::move(base);
+    bin.log = std::vector<ColdPage>();  // `= {}` would keep the memory
+    bin.index = std::vector<uint16_t>();
+    for (const RowId& id : dropped) bin.erased.erase(id);
+  });
+  bin.base_rows = bin.log_rows = 0;
+  for (const ColdPage& page : bin.base) bin.base_rows += page.rows;
+}
+
+void ColdRows::erase(ColdBin& bin, RowId id) {
+  counted(bin, [&] { bin.erased.insert(id); });
+}
+
+void ColdRows::release(const ColdBin& bin) {
+  std::vector<uint32_t> numbers;
+  for (const auto* pages : {&bin.base, &bin.log})
+    for (const ColdPage& page : *pages) numbers.push_back(page.number);
+  file.release(numbers.data(), numbers.size());
 }
 
 bool ColdRows::is_whole(const uint8_t* page) const {
@@ -162,16 +192,10 @@ size_t ColdRows::base_pages_for(size_t rows) const {
 }
 
 void ColdRows::clear(ColdBin& bin) {
-  std::vector<uint32_t> numbers;
-  for (const auto* pages : {&bin.base, &bin.log})
-    for (const ColdPage& page : *pages) numbers.push_back(page.number);
-  file.release(numbers.data(), numbers.size());
-  bin.base = bin.log = {};
-  bin.index = {};
-  bin.base_rows = bin.log_rows = bin.dirty = 0;
-  if (++bin.version == 0) bin.version = 1;
+  replace(bin, {}, RowIds(bin.erased));
+  bin.dirty = 0;
+  bin.next_version();
   std::fill(bin.rows.begin(), bin.rows.end(), 0u);
-  bin.erased.clear();
 }
 
 }  // namespace freshet

@@ -73,6 +73,7 @@ TEST(Cold, GivesWhatAStoreInMemoryGives) {
     StoreSpec spec = spec_of(mixed_slots(), 16, 2, half);
     spec.tables = {{0, 400'000, 0, 1}};
     Pair pair(spec);
+    const size_t empty = pair.tiered.bytes();
     std::mt19937_64 random(half);
     constexpr uint64_t kKeys = 12'000;
     for (int64_t turn = 0; turn < 150; turn++) {
@@ -147,6 +148,9 @@ TEST(Cold, GivesWhatAStoreInMemoryGives) {
     ASSERT_EQ(difference(pair.whole.collect_flush(all_buckets(pair.whole), true),
                          pair.tiered.collect_flush(all_buckets(pair.tiered), true)),
               "");
+    for (const uint32_t bucket : all_buckets(pair.tiered)) pair.tiered.drop_bucket(bucket);
+    EXPECT_EQ(pair.tiered.bytes(), empty);
+    EXPECT_EQ(pair.tiered.cold_counts().bytes_in_use, 0);
   }
 }
 

@@ -1,6 +1,7 @@
 // Pages of a file on a local disk, read and written past the page cache, many at a time.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -18,6 +19,22 @@ class ColdFault : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Bytes that the files of a store may take together; 0: as much as the disk has. Thread-safe.
+class DiskBudget {
+ public:
+  explicit DiskBudget(size_t most) : most_(most) {}
+  bool take(size_t bytes) {
+    if (used_.fetch_add(bytes) + bytes <= most_ || most_ == 0) return true;
+    give_back(bytes);
+    return false;
+  }
+  void give_back(size_t bytes) { used_ -= bytes; }
+
+ private:
+  const size_t most_;
+  std::atomic<size_t> used_{0};
+};
+
 // A file without a name: the system frees its space when the process ends, however it ends. Thread-safe.
 //
 // Transfers use the kernel's asynchronous I/O (io_submit): 2 to 3 us of a core a page of 4 KiB, where a thread for
@@ -32,16 +49,16 @@ class ColdFile {
     uint8_t* buffer;  // of page_bytes(), at a multiple of kSector
   };
 
-  // page_bytes: a multiple of kSector. most_bytes: of the file; 0: as much as the disk has. Throws ColdFault if the
-  // folder's file system cannot hold such a file.
-  ColdFile(const std::string& folder, size_t page_bytes, size_t most_bytes);
+  // page_bytes: a multiple of kSector. Throws ColdFault if the folder's file system cannot hold such a file, or the
+  // system allows no asynchronous I/O.
+  ColdFile(const std::string& folder, size_t page_bytes, std::shared_ptr<DiskBudget> budget);
   ~ColdFile();
   ColdFile(const ColdFile&) = delete;
   ColdFile& operator=(const ColdFile&) = delete;
 
   size_t page_bytes() const { return page_bytes_; }
-  // Append the numbers of `n` free pages, in a row where there are such; none and false if the file would pass its
-  // limit or the disk is full.
+  // Append the numbers of `n` free pages, in a row where there are such; none and false if the budget or the
+  // disk has no more.
   bool take(size_t n, std::vector<uint32_t>& pages);
   void release(const uint32_t* pages, size_t n);
   // Pages in a row with buffers in a row are one transfer.
@@ -56,7 +73,8 @@ class ColdFile {
   void release_one(uint32_t page);
 
   const std::string folder_;
-  const size_t page_bytes_, most_bytes_;
+  const size_t page_bytes_;
+  const std::shared_ptr<DiskBudget> budget_;
   int fd_ = -1;
   mutable std::mutex mutex_;
   std::map<uint32_t, uint32_t> free_;  // first page and length of runs that do not touch

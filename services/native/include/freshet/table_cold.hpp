@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <span>
 #include <unordered_set>
 #include <utility>
@@ -55,6 +56,9 @@ struct ColdBin {
   std::vector<uint32_t> rows;            // on disk alone, of each of the group's tables
   RowIds erased;  // removed, and perhaps still on a page; such a key's row stays in memory until a merge
   bool empty() const { return base.empty() && log.empty(); }
+  void next_version() {
+    if (++version == 0) version = 1;
+  }
 };
 
 // A row on a page: key, stamp and packed row (RowLayout::pack). The stamp is of the moment at which it was written; a
@@ -87,14 +91,14 @@ class ColdRecord {
 class ColdRows {
  public:
   // Throws ColdFault as ColdFile does.
-  ColdRows(const std::string& folder, size_t most_bytes, uint32_t packed_bytes, size_t tables, uint32_t buckets);
+  ColdRows(const std::string& folder, std::shared_ptr<DiskBudget> budget, uint32_t packed_bytes, size_t tables,
+           uint32_t buckets);
 
   ColdFile file;
   ColdBin& bin(uint32_t bucket) { return bins_[bucket]; }
   uint32_t record_bytes() const { return record_bytes_; }
   uint32_t rows_of_page() const { return rows_of_page_; }
-  size_t bytes() const;  // of memory
-  static size_t bytes(const ColdBin& bin);
+  size_t bytes() const { return bytes_.load(std::memory_order_relaxed); }  // of memory
 
   // Pages that may hold the row, the latest first: those of the log, then at most two of the base; none for a key that
   // was erased. Returns how many are of the log.
@@ -136,14 +140,22 @@ class ColdRows {
   static constexpr size_t kMostLogPages = 255;
   // Append a page that is written to the log.
   void append(ColdBin& bin, const ColdPage& page, const RowId* ids, size_t n);
+  // These pages take the place of all others; `dropped` were erased, and have no record any more.
+  void replace(ColdBin& bin, std::vector<ColdPage> base, const RowIds& dropped);
+  void erase(ColdBin& bin, RowId id);
 
   void clear(ColdBin& bin);
 
  private:
   static constexpr size_t kPageHead = 16;  // checksum, rows, bucket
   static bool in_filter(const ColdPage& page, uint64_t h);
+  static size_t bytes_of(const ColdBin& bin);
+  void release(const ColdBin& bin);
+  template <typename Change>
+  void counted(ColdBin& bin, Change change);  // keeps `bytes_`
 
   uint32_t record_bytes_, rows_of_page_;
+  std::atomic<size_t> bytes_{0};
   double fullest_;
   std::vector<ColdBin> bins_;
 };
