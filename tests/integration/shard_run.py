@@ -168,11 +168,11 @@ class Pushing:
     def _choice(self) -> I64:
         return np.sort(self._rng.choice(len(KEYS), 40, replace=False))
 
-    def expected(self):
-        """(keys,) what each row must be."""
+    def expected(self, applied: I64 | None = None):
+        """(keys,) what each row must be: after pushes below `applied` (keys, partitions), or after all."""
         sums = np.zeros(len(KEYS))
-        for chosen in self._chosen.values():
-            sums[chosen] -= 1
+        for (partition, at), chosen in self._chosen.items():
+            sums[chosen] -= 1 if applied is None else at < applied[chosen, partition]
         return sums
 
 
@@ -201,8 +201,15 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
     wait_until(what, condition, within_s=DEADLINE_S)
 
 
+def check_stored(run: Run, pushing: Pushing) -> None:
+    """After all shards have gone: rows are what their offsets say, and no push is missing."""
+    rows, applied = stored(run)
+    np.testing.assert_array_equal(rows, pushing.expected(applied), "rows are not what their offsets say")
+    np.testing.assert_array_equal(rows, pushing.expected(), "the last pushes were not flushed")
+
+
 def stored(run: Run):
-    """(keys,) the rows in the row store, read after all shards have gone."""
+    """(keys,) the rows in the row store, and (keys, partitions) the offsets of their buckets."""
     store = open_rowstore(run.settings.common.rows_url)
     try:
         end = run.log.bounds(TopicPartition(run.topics.control, 0)).end
@@ -212,6 +219,7 @@ def stored(run: Run):
         starts = np.searchsorted(BUCKETS_OF_KEYS, np.arange(SPEC.buckets + 1)).astype(np.uint32)
         shard.lookup([KeyGroup(0, KEYS, np.zeros(len(KEYS), np.uint8), starts)], [out], create=False)
         assert (out[:, VECTOR] == out[:, -1]).all()
-        return out[:, VECTOR]
+        applied = [list(shard.store.applied_of(int(bucket)).values()) for bucket in BUCKETS_OF_KEYS]
+        return out[:, VECTOR], np.array(applied, np.int64)
     finally:
         store.close()

@@ -17,7 +17,16 @@ from freshet.coordination.assignment import slices_of
 from freshet.errors import Unavailable
 from freshet.rows.service import KeyGroup
 from freshet.types import I64, bucket_of
-from tests.integration.shard_run import BUCKETS_OF_KEYS, GROUP, KEYS, SPEC, Pushing, Run, stored, wait_for
+from tests.integration.shard_run import (
+    BUCKETS_OF_KEYS,
+    GROUP,
+    KEYS,
+    SPEC,
+    Pushing,
+    Run,
+    check_stored,
+    wait_for,
+)
 from tests.servers.kafka import Kafka
 from tests.servers.processes import lasting_ports
 from tests.servers.redis_cluster import RedisCluster
@@ -118,7 +127,7 @@ def share_hot_slices(run: Run) -> None:
 
     for process in run.shards.values():
         process.stop()
-    np.testing.assert_array_equal(stored(run), pushing.expected())
+    check_stored(run, pushing)
 
 
 def test_a_full_shard_trains_on_once_another_takes_slices(run: Run) -> None:
@@ -153,7 +162,7 @@ def test_a_full_shard_trains_on_once_another_takes_slices(run: Run) -> None:
     look_up(run.rows, 1_000)
     for process in run.shards.values():
         process.stop()
-    np.testing.assert_array_equal(stored(run), pushing.expected())
+    check_stored(run, pushing)
 
 
 def look_up(rows, seed: int) -> None:
