@@ -205,7 +205,8 @@ def check_stored(run: Run, pushing: Pushing) -> None:
     """After all shards have gone: rows are what their offsets say, and no push is missing."""
     rows, applied = stored(run)
     np.testing.assert_array_equal(rows, pushing.expected(applied), "rows are not what their offsets say")
-    np.testing.assert_array_equal(rows, pushing.expected(), "the last pushes were not flushed")
+    logs = "\n".join((run.folder / f"{name}.log").read_text() for name in run.shards)
+    np.testing.assert_array_equal(rows, pushing.expected(), f"the last pushes were not flushed\n{logs}")
 
 
 def stored(run: Run):

@@ -160,8 +160,9 @@ def test_a_full_shard_trains_on_once_another_takes_slices(run: Run) -> None:
     wait_for(lambda: is_quiet(run, port), "load is of the past, and the last plan carried out")
     pushing.go_on(150)
     look_up(run.rows, 1_000)
-    for process in run.shards.values():
-        process.stop()
+    run.shards["a"].stop()
+    pushing.go_on(150)  # what "a" could not flush in time comes again, as from an embedder
+    run.shards["b"].stop()
     check_stored(run, pushing)
 
 
