@@ -84,12 +84,12 @@ def run(case: str, precision: str, data: Path, passes: int) -> Passed:
             total = append(pipeline, arrays, passes)
             rows = partial(OwnRows, rows=pipeline.rows)
             training = TrainerProcess(pipeline.context, pipeline.versions, rows, TrainerOptions(LANES))
-            return _observed(training, len(arrays), total)
+            return observed(training, len(arrays), total)
         finally:
             pipeline.close()
 
 
-def _observed(training: TrainerProcess, first: int, total: int) -> Passed:
+def observed(training: TrainerProcess, first: int, total: int) -> Passed:
     """Run, and compare the state after the first pass with the state near the end."""
     seen: list[tuple[int, float, float, int, dict[str, float]]] = []
     done, source = threading.Event(), training.source

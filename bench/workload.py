@@ -111,14 +111,14 @@ def schema() -> Record:
     return parse_schema({"type": "record", "name": "Sample", "fields": fields})
 
 
-def plain_spec(model: str, train: str = "", table: str = "") -> Spec:
+def plain_spec(model: str, train: str = "", table: str = "", ids: int = FIELDS) -> Spec:
     """Return a spec of the 26 ids, each with a table of dim 16, and the 13 numbers as they are.
 
-    model, train: lines of these sections; table: further keys of every table.
+    model, train: lines of these sections; table: further keys of every table; ids: how many of them.
     """
-    ids = [f"{kind}{i}" for i in range(NUMBERS) for kind in "sl"]
-    tables = "\n".join(f"{name} = {{ dim = 16{', ' + table if table else ''} }}" for name in ids)
-    features = "\n".join(f'{name} = {{ field = "{name}", table = "{name}" }}' for name in ids)
+    names = [f"{kind}{i}" for i in range(NUMBERS) for kind in "sl"][:ids]
+    tables = "\n".join(f"{name} = {{ dim = 16{', ' + table if table else ''} }}" for name in names)
+    features = "\n".join(f'{name} = {{ field = "{name}", table = "{name}" }}' for name in names)
     numbers = "\n".join(f'd{i} = {{ field = "d{i}", dense = "raw" }}' for i in range(NUMBERS))
     stream = 'schema = "none.avsc", key = ["request"], time = "ts:ms"'
     return parse_spec(

@@ -286,24 +286,30 @@ class BatchBuilder:
         plans = [Plan(tables=tables, buckets=self._buckets) for tables in self._tables]
         return Slot(plans, self._widths, self._states or ())
 
+    def keys(self, columns: Decoded, slot: Slot) -> list[KeyGroup]:
+        """Find the unique keys of decoded samples, in the slot's memory."""
+        groups = []
+        for g, (keys, built) in enumerate(zip(columns.groups, slot.plans, strict=True)):
+            built.build(keys.keys, keys.feature_starts)
+            groups.append(KeyGroup(g, built.keys, built.tables, built.bucket_starts))
+        return groups
+
     def build(
         self, plan: BatchPlan, decoded: DecodedBatch, slot: Slot, *, replayed: bool, stages: Stopwatch
     ) -> BuiltBatch:
         """Find the unique keys of decoded samples and their positions, in the slot's memory."""
-        groups: list[KeyGroup] = []
+        groups = self.keys(decoded.columns, slot)
         inputs: list[GroupInputs] = []
         factors: dict[int, F32] = {}
         for g, (keys, built) in enumerate(zip(decoded.columns.groups, slot.plans, strict=True)):
-            built.build(keys.keys, keys.feature_starts)
-            group = KeyGroup(g, built.keys, built.tables, built.bucket_starts)
+            group = groups[g]
             places = GroupPlaces(built.positions, keys.feature_starts, keys.list_ends)
             found = None
             if self._pools is not None:
                 found = pooled(places, len(built.keys), self._pooled[g], self._pools.pooling_shards())
             if found is not None:
-                group, places = replace(group, lists=found.lists), found.places
-                factors[g] = found.factors
-            groups.append(group)
+                groups[g] = group = replace(group, lists=found.lists)
+                places, factors[g] = found.places, found.factors
             rows = slot.row_memory(g, len(built.keys) if group.lists is None else len(group.lists))
             inputs.append(GroupInputs(rows, places.positions, places.feature_starts, places.list_ends))
         stages.mark("plan")

@@ -216,6 +216,14 @@ class BlockDecoder:
             return usual
         return self._decode_any(blocks, places)
 
+    def peek(self, blocks: BytesColumn) -> Decoded | None:
+        """Return the columns of blocks that `decode` is given later; refuses and counts nothing. Any thread.
+
+        None if one is damaged or of another schema than the last blocks, or a sample cannot be decoded.
+        """
+        usual = self._decode_usual(blocks)
+        return None if usual is None else usual.columns
+
     def _decode_usual(self, blocks: BytesColumn) -> DecodedBatch | None:
         """Decode valid blocks of the last schema in one native call; None for any others."""
         if self._schema_id is None:

@@ -102,6 +102,21 @@ class Assembler:
         """Return the rows that are in no batch yet."""
         return sum(part.waiting for part in self._partitions.values())
 
+    def next_blocks(self, rows: int) -> BytesColumn:
+        """Return the blocks that a next batch of at most `rows` rows would have, without taking them."""
+        found, left = list[BytesColumn](), rows
+        for part in map(self._partitions.__getitem__, self._order()):
+            if count := self._blocks_that_fit(part, left, first=not found):
+                stop = part.cursor + count
+                found.append(part.blocks.slice(part.cursor, stop))
+                left -= int(part.row_ends[stop - 1]) - part.taken
+        return BytesColumn.concat(found)
+
+    def _order(self) -> list[int]:
+        """Return the partitions in the order in which the next batch takes their blocks."""
+        order = list(self._partitions)
+        return order[self._turn :] + order[: self._turn]
+
     def positions(self) -> dict[int, int]:
         """Return {partition: start of its next range}."""
         return {p: part.position for p, part in self._partitions.items()}
@@ -118,8 +133,7 @@ class Assembler:
 
         A batch has no block only if nothing but a gap precedes a split.
         """
-        order = list(self._partitions)
-        order = order[self._turn :] + order[: self._turn]
+        order = self._order()
         taken: list[tuple[OffsetRange, BytesColumn, I64]] = []
         total = 0
         for p in order:

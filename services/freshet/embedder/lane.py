@@ -9,7 +9,7 @@ Letters: U rows of a group, G gradients of a group, S floats of a row, K batches
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +23,7 @@ from freshet.embedder.batch_builder import BatchBuilder, BuiltBatch, Slot
 from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.core import BatchPlan
 from freshet.embedder.partition_reader import BatchSizes, PartitionReader
+from freshet.embedder.rows_ahead import RowsAhead
 from freshet.embedder.staleness_limiter import StalenessLimiter
 from freshet.errors import Refused, Unavailable
 from freshet.log.context import ModelContext
@@ -121,7 +122,7 @@ class DirectLane(Lane):
     """A lane without prefetch: the caller's thread reads, decodes, looks up and pushes.
 
     For rows in the same process, where a lookup takes tens of microseconds. It has one batch, or run, in
-    flight at a time, in memory that it reuses.
+    flight at a time, in memory that it reuses. Rows of the next one that are on disk are fetched meanwhile.
     """
 
     def __init__(self, index: int, mine: LanePartitions, decoder: BlockDecoder, context: LaneContext) -> None:
@@ -131,13 +132,20 @@ class DirectLane(Lane):
         self._permit = 0
         self._built: BuiltBatch | None = None  # in flight
         self._traced: Sequence[TracedBatch | None] = ()  # of the run in flight; empty: none is traced
+        self._ahead: RowsAhead | None = None  # None: all rows are in memory
+        rows = context.rows
+        if isinstance(rows, NativeRows) and rows.store.memory_bound is not None:
+            self._ahead = RowsAhead(rows.store, context.builder, decoder)
 
     def next_batch(self, wait_s: float) -> TrainBatch | None:
         """Return the next batch; see the protocol."""
         plans = self._next_plans(wait_s, 0, 1)
         if not plans:
             return None
+        fetched = self._fetch_next(plans)
         built = self._build(plans[0], self._slot)
+        if fetched is not None:
+            fetched.result()
         built.look_up(self._context.rows)
         self.stages.mark("lookup")
         self._built = built
@@ -147,7 +155,14 @@ class DirectLane(Lane):
         """Return the next run, sized by the speed of earlier ones; see the protocol."""
         rows = min(MOST_RUN_ROWS, round(RUN_S * rows_per_s))
         plans = self._next_plans(wait_s, rows, MOST_RUN_BATCHES)
-        return self._build_run(plans) if plans else None
+        if not plans:
+            return None
+        fetched = self._fetch_next(plans)
+        run = self._build_run(plans)
+        if fetched is not None:
+            fetched.result()
+            self.stages.mark("lookup")
+        return run
 
     def push_gradients(
         self, batch: TrainBatch, gradients: Sequence[F32] | None, counts: Sequence[U32] | None = None
@@ -217,6 +232,8 @@ class DirectLane(Lane):
 
     def close(self, wait_s: float) -> None:
         """Close the reader. Idempotent."""
+        if self._ahead is not None:
+            self._ahead.close()
         self._reader.close()
 
     @property
@@ -246,6 +263,12 @@ class DirectLane(Lane):
         plans, self._plans = self._plans, []
         self.counts.batches += len(plans)
         return plans
+
+    def _fetch_next(self, plans: Sequence[BatchPlan]) -> Future[None] | None:
+        """Begin to fetch rows of the batches after these; returns the fetch of these, if there is one."""
+        if self._ahead is None:
+            return None
+        return self._ahead.begin(self._reader.next_blocks(sum(plan.rows for plan in plans)))
 
     def _rewind(self, ranges: Sequence[OffsetRange], refused: Refused) -> None:
         log.warning(

@@ -8,7 +8,7 @@ from freshet.clock import Clock
 from freshet.embedder.core import Assembler, BatchPlan, rewind_offsets
 from freshet.features.blocks import block_samples
 from freshet.log import EventLog
-from freshet.types import TopicPartition
+from freshet.types import BytesColumn, TopicPartition
 
 READ_AHEAD_ROWS = 16_384
 """Rows of one read from the log, if blocks are full: tens of milliseconds of work."""
@@ -128,6 +128,11 @@ class PartitionReader:
             self._issued = None
             return size
         return self._issued + 1
+
+    def next_blocks(self, rows: int) -> BytesColumn:
+        """Return blocks that are read and in no batch yet, of at most `rows` rows; they stay."""
+        assembler = self._assembler
+        return assembler.next_blocks(rows) if assembler is not None else BytesColumn.of([])
 
     def replayed(self, plan: BatchPlan) -> bool:
         """Return whether a store had applied a part of the batch before the rewind."""

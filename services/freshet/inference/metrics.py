@@ -26,6 +26,37 @@ SHED = Metric(
 UNKNOWN_ROWS = Metric(
     "freshet_inference_unknown_rows", "counter", "values", "Values without a row, by feature.", ("feature",)
 )
+ROW_KEYS = Metric(
+    "freshet_inference_row_keys",
+    "counter",
+    "keys",
+    "Keys of requests, each once a request, whose rows were in memory (`here`) or had to be read from the "
+    "row store first (`missing`); none are counted without FRESHET_INFERENCE_MEMORY_BYTES.",
+    ("where",),
+)
+DEFAULTED_ROWS = Metric(
+    "freshet_inference_defaulted_rows",
+    "counter",
+    "rows",
+    "Rows that requests were scored without, as if they had never learned, though the row store may have "
+    "them: it did not answer within FRESHET_INFERENCE_ROWS_WAIT (`late`), could not be read (`unavailable`), "
+    "has damaged pages of the row's bucket (`damaged`), or too many keys waited to be read (`busy`).",
+    ("why",),
+)
+ROW_BYTES = Metric(
+    "freshet_inference_row_bytes",
+    "gauge",
+    "bytes",
+    "Memory of rows with their indexes. It passes FRESHET_INFERENCE_MEMORY_BYTES only while the row store "
+    "may lack the last changes of most rows.",
+)
+ROW_READ_SECONDS = Metric(
+    "freshet_inference_row_read_seconds",
+    "histogram",
+    "seconds",
+    "Time of a read of missing rows from the row store, for all requests that waited.",
+    buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0),
+)
 EXPLORED = Metric("freshet_inference_explored", "counter", "requests", "Requests ordered at random.")
 FRESHNESS = Metric(
     "freshet_inference_freshness_seconds",
@@ -114,6 +145,10 @@ METRICS = (
     SHED,
     CANDIDATES,
     UNKNOWN_ROWS,
+    ROW_KEYS,
+    DEFAULTED_ROWS,
+    ROW_BYTES,
+    ROW_READ_SECONDS,
     EXPLORED,
     FRESHNESS,
     ROWS_FRESHNESS,

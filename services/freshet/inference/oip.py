@@ -141,12 +141,17 @@ def refuse_unsupported(where: str, parameters: Mapping[str, Any]) -> None:
 
 
 def write_infer(
-    model: str, version: str, id_: str | int | None, outputs: Sequence[tuple[str, NDArray[np.float32], bool]]
+    model: str,
+    version: str,
+    id_: str | int | None,
+    outputs: Sequence[tuple[str, NDArray[np.float32], bool]],
+    parameters: Mapping[str, int],
 ) -> tuple[bytes, int | None]:
     """Write a response body; return it, and the length of its JSON if binary data follows.
 
     Args:
         outputs: name, (B,) float32 values, whether they are binary.
+        parameters: of the response; left out if empty.
     """
     blobs: list[bytes] = []
     described: list[dict[str, Any]] = []
@@ -162,6 +167,8 @@ def write_infer(
     head: dict[str, Any] = {"model_name": model, "model_version": version, "outputs": described}
     if id_ is not None:
         head["id"] = id_
+    if parameters:
+        head["parameters"] = parameters
     text = orjson.dumps(head, option=orjson.OPT_SERIALIZE_NUMPY)
     return (b"".join([text, *blobs]), len(text)) if blobs else (text, None)
 

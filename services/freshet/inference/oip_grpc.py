@@ -151,8 +151,11 @@ def add_oip(listener: PublicServer, model: OipModel) -> None:
         return read_infer(message, model.limits)
 
     async def infer(data: bytes, _: Principal) -> bytes:
-        outputs, request, number = await model.infer(lambda: read(data))
-        return bytes(write_infer(model.spec.name, number, request.id, outputs).SerializeToString())
+        done = await model.infer(lambda: read(data))
+        response = write_infer(model.spec.name, done.version, done.request.id, done.outputs)
+        for name, value in done.parameters.items():
+            response.parameters[name].int64_param = value
+        return bytes(response.SerializeToString())
 
     open_route("ServerLive", lambda: m.ServerLiveResponse(live=True))
     open_route("ServerReady", lambda: m.ServerReadyResponse(ready=model.is_ready()))

@@ -310,8 +310,10 @@ class OipRoutes:
             raise wrong_type(request.content_type, "application/json", "application/octet-stream")
         name, *version = request.arguments
         self.model.check(name, *version)
-        outputs, inference, number = await self.model.infer(lambda: self._read(request))
-        body, length = write_infer(self.model.spec.name, number, inference.id, outputs)
+        done = await self.model.infer(lambda: self._read(request))
+        body, length = write_infer(
+            self.model.spec.name, done.version, done.request.id, done.outputs, done.parameters
+        )
         headers: Headers = ()
         kind = b"application/json"
         if length is not None:

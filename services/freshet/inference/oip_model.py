@@ -252,6 +252,16 @@ def _put(node: dict[str, Any], parts: list[str], through: tuple[bool, ...], valu
         _put(node.setdefault(head, {}), rest, through[1:], value)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Inferred:
+    """The outcome of a request of the Open Inference Protocol."""
+
+    outputs: list[Output]
+    request: InferRequest
+    version: str
+    parameters: Mapping[str, int]  # of the response
+
+
 Output = tuple[str, NDArray[np.float32], bool]
 """Name, (B,) values, whether they are sent as binary."""
 
@@ -292,8 +302,8 @@ class OipModel:
             )  # fmt: skip
         return number
 
-    async def infer(self, read: Callable[[], InferRequest]) -> tuple[list[Output], InferRequest, str]:
-        """Score a request; return the outputs, the request, and the number of the version.
+    async def infer(self, read: Callable[[], InferRequest]) -> Inferred:
+        """Score a request.
 
         Args:
             read: parses the request; not called if the expected wait is too long.
@@ -315,8 +325,13 @@ class OipModel:
         unknown = [name for name, _ in wanted if name not in values]
         if unknown:
             raise BadInput(f"output {unknown[0]!r:.60}: expected one of {', '.join(values)}")
-        number = str(serving.manifest.number)
-        return [(name, values[name], binary) for name, binary in wanted], request, number
+        defaulted = sum(scored.defaulted.values())
+        return Inferred(
+            [(name, values[name], binary) for name, binary in wanted],
+            request,
+            str(serving.manifest.number),
+            {"defaulted_rows": defaulted} if defaulted else {},
+        )
 
     def _decoded(self, request: InferRequest) -> Decoded:
         rows = rows_of(request.tensors, self.inputs, self._max_rows)

@@ -7,7 +7,7 @@ S floats of a row, N occurrences.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +26,8 @@ from freshet.features import (
     JsonTranscoder,
     RequestDecoder,
 )
+from freshet.inference.row_cache import MissingKeys, RowCache
+from freshet.inference.row_reads import RowsRead
 from freshet.inference.schemas import request_schema
 from freshet.inference.versions import Scorer
 from freshet.json_text import written
@@ -160,6 +162,7 @@ class Encoded:
 
     events: BytesColumn  # one, or one per candidate if the spec explodes no array
     candidates: int
+    read: RowsRead | None = None  # of its missing rows; None: they were not read yet
 
     @property
     def size(self) -> int:
@@ -174,6 +177,7 @@ class Scored:
     predictions: F32  # (B, L)
     scores: F32  # (B,) by the spec's score expression
     unknown: Mapping[str, int]  # {feature: values without a row}
+    defaulted: Mapping[str, int] = field(default_factory=dict)  # {one of DEFAULTED_WHYS: rows}
     rows: Mapping[str, FeatureRows] | None = None  # by feature; only for `explain`
 
 
@@ -219,6 +223,14 @@ class Pipeline:
         counts = np.array([one.candidates for one in encoded], np.uint32)
         return self._decoder.decode(_joined(encoded), counts)
 
+    def missing(self, samples: Decoded | DecodedRequests, cache: RowCache) -> MissingKeys:
+        """Return the keys of samples that must be read before they are scored. The cache's lock is held."""
+        found = []
+        for index, keys in enumerate(samples.groups):
+            self._plans[index].build(keys.keys, keys.feature_starts)
+            found.append(cache.missing(index, self._plans[index]))
+        return MissingKeys.concat(found)
+
     def score(
         self, samples: Decoded | DecodedRequests, table: Lookup, scorer: Scorer, *, explain: bool = False
     ) -> Scored:
@@ -230,14 +242,18 @@ class Pipeline:
         predictions = scorer.score(inputs)
         (unknown,) = self._unknown(samples, groups)
         facts = self._facts(inputs, groups) if explain else None
-        return Scored(predictions, self._scores(predictions), unknown, facts)
+        return Scored(predictions, self._scores(predictions), unknown, rows=facts)
 
-    def score_one(self, encoded: Encoded, table: Lookup, scorer: Scorer, *, explain: bool = False) -> Scored:
-        """Score one request. Raises BadInput if it cannot be decoded, as if its key is null."""
+    def request(self, encoded: Encoded) -> DecodedRequests:
+        """Decode the candidates of one request. Raises BadInput if that fails, as if its key is null."""
         samples = self.requests([encoded])
         if len(samples.bad):
             raise unreadable(samples.why[0])
-        return self.score(samples, table, scorer, explain=explain)
+        return samples
+
+    def score_one(self, encoded: Encoded, table: Lookup, scorer: Scorer, *, explain: bool = False) -> Scored:
+        """Score one request. Raises BadInput as `request`."""
+        return self.score(self.request(encoded), table, scorer, explain=explain)
 
     def score_all(self, encoded: Sequence[Encoded], table: Lookup, scorer: Scorer) -> list[Scored | BadInput]:
         """Score requests together; each result equals that of `score`, to the bit, or is its error."""

@@ -75,13 +75,15 @@ class FastRequest:
             log,
         )
         body = (
-            b'{"request_id":%b,"items":%b,"version":%d,"freshness_ms":%b,"unknown_rows":%b,"explored":%b}'
+            b'{"request_id":%b,"items":%b,"version":%d,"freshness_ms":%b,"unknown_rows":%b,'
+            b'"defaulted_rows":%b,"explored":%b}'
             % (
                 text.id.encode(),
                 items,
                 version,
                 b"null" if freshness_ms is None else b"%d" % freshness_ms,
                 orjson.dumps(scored.unknown),
+                orjson.dumps(scored.defaulted),
                 b"true" if order.explored else b"false",
             )
         )
@@ -206,7 +208,7 @@ class Ranker:
             fast = self._fast_path.read(request.body, self._clock.now_ms())
             if fast is not None and self._is_small(len(request.body), fast):
                 answer = partial(self._answer_fast, fast, reply, self._arrival(request))
-                self._scoring.queue.submit(fast.encoded, answer, request.watch_client)
+                self._scoring.submit(fast.encoded, answer, request.watch_client)
                 return
         parsed = parse_rank(request.body, self._settings.max_candidates)
         explode, most = self._spec.events.served.explode, self._settings.max_body_bytes
@@ -248,8 +250,7 @@ class Ranker:
             items = self._loggable.placed(request.candidates)
             self._loggable.check(events_of(self._spec, context, items), now_ms)
         answer = partial(self._answer, _Ranking(request, context, now_ms, reply, arrival))
-        waiting = self._scoring.explained(encoded) if request.explain else encoded
-        self._scoring.queue.submit(waiting, answer, watch)
+        self._scoring.submit(encoded, answer, watch, explain=request.explain)
 
     def _answer(self, ranking: _Ranking, outcome: Outcome) -> None:
         try:
@@ -309,6 +310,7 @@ class Ranker:
             "version": version,
             "freshness_ms": self._live.freshness_ms(),
             "unknown_rows": scored.unknown,
+            "defaulted_rows": scored.defaulted,
             "explored": found.explored,
         }
 

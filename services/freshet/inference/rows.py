@@ -115,19 +115,39 @@ class ServingTable:
 
         Raises Corrupt if the table is unknown or has another width.
         """
+        self.check(table, values)
+        touched = np.full(len(keys), min(max(event_time_ms, 0) // 1000, NEVER_LATER_S), np.uint32)
+        self._rows.import_values(table, keys, values, touched=touched)
+
+    def check(self, table: int, values: F32) -> None:
+        """Check (N, S) float32 values of a delta.
+
+        Raises Corrupt if the table is unknown or has another width.
+        """
         group = self._group_of.get(table)
         if group is None or values.shape[1] != self._layout.groups[group].width:
             raise Corrupt(
                 f"a delta of table {table} with {values.shape[1]} floats a row does not fit the spec"
             )
-        touched = np.full(len(keys), min(max(event_time_ms, 0) // 1000, NEVER_LATER_S), np.uint32)
-        self._rows.import_values(table, keys, values, touched=touched)
 
     def remove(self, table: int, keys: U64) -> None:
         """Remove the rows of (N,) uint64 keys, if any. Raises Corrupt if the table is unknown."""
         if table not in self._group_of:
             raise Corrupt(f"removals of table {table}, which the spec does not have")
         self._rows.remove(table, keys)
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether the row store is read at the start; else its rows are read as they are needed."""
+        return True
+
+    def followed(self, next_offsets: Mapping[int, int]) -> None:
+        """Do nothing: a table with all rows needs not know how far deltas are applied."""
+
+    @property
+    def bytes_in_use(self) -> int:
+        """Bytes of rows with their indexes."""
+        return self._rows.memory_bytes
 
     def rows(self) -> dict[int, int]:
         """Return {table id: number of rows}."""
@@ -165,6 +185,13 @@ class RowSink(Protocol):
     def remove(self, table: int, keys: U64) -> object:
         """Remove the rows of (N,) uint64 keys; unknown keys are no error."""
 
+    @property
+    def holds_all(self) -> bool:
+        """Whether the row store is read at the start; else its rows are read as they are needed."""
+
+    def followed(self, next_offsets: Mapping[int, int]) -> None:
+        """Take note of {partition of `rows`: offset below which all deltas are applied, and no others}."""
+
 
 @dataclass(frozen=True, slots=True)
 class Damage:
@@ -189,6 +216,22 @@ class RowsState:
     not_finite: int = 0  # rows that were skipped because a value was not finite
     damaged: Mapping[int, Damage] = field(default_factory=dict)  # by bucket, at the store's last read
     reason: str = "the row store has not been read yet"  # problem with the rows; "": none
+
+
+def readable_metas(
+    store: RowStore, buckets: Sequence[Bucket]
+) -> tuple[Mapping[Bucket, BucketMeta], Mapping[Bucket, str]]:
+    """Return the metas of buckets, and {damaged bucket: what is wrong}."""
+    try:
+        return store.metas(buckets), {}
+    except Corrupt as error:
+        if len(buckets) == 1:
+            return {}, {buckets[0]: str(error)}
+    middle = len(buckets) // 2
+    (found, errors), (more, others) = (
+        readable_metas(store, part) for part in (buckets[:middle], buckets[middle:])
+    )
+    return {**found, **more}, {**errors, **others}
 
 
 class RowFollower:
@@ -293,6 +336,8 @@ class RowFollower:
                 table.view.scanned(bucket, meta.fence, meta.rows_offset)
                 table.follow_from(bucket, meta.rows_offset)
                 table.clock_ms = max(table.clock_ms, meta.clock_ms)
+            if not table.sink.holds_all:
+                continue
             try:
                 for runs in self._store.scan(group):
                     table.sink.import_runs(runs)
@@ -314,16 +359,9 @@ class RowFollower:
 
     def _metas(self, group: Sequence[Bucket], table: FollowedTable) -> Mapping[Bucket, BucketMeta]:
         """Return the readable metas, and record the other buckets as damaged."""
-        try:
-            return self._store.metas(group)
-        except Corrupt:
-            found: dict[Bucket, BucketMeta] = {}
-            for bucket in group:
-                try:
-                    found.update(self._store.metas([bucket]))
-                except Corrupt as error:
-                    table.damaged[bucket] = Damage(0, str(error))
-            return found
+        found, errors = readable_metas(self._store, group)
+        table.damaged |= {bucket: Damage(0, reason) for bucket, reason in errors.items()}
+        return found
 
     def _bootstrap_alone(self, bucket: Bucket, meta: BucketMeta | None, table: FollowedTable) -> None:
         """Read the intact pages of one bucket."""
@@ -357,6 +395,11 @@ class RowFollower:
         try:
             damaged = [Bucket(b) for b in table.damaged]
             self._store.metas(damaged)
+            if (
+                not table.sink.holds_all
+            ):  # their rows are read as they are needed, and their deltas are applied
+                table.damaged.clear()
+                return
             sink = self._make_sink()
             for runs in self._store.scan(damaged):
                 sink.import_runs(runs)
@@ -391,6 +434,7 @@ class RowFollower:
                 table.apply(partition, records)
                 record_rows_applied(partition.topic, partition.partition, records.offsets, start_ns)
                 table.next[partition.partition] = records.next_offset
+            table.sink.followed(table.next)
 
 
 @dataclass(slots=True)

@@ -11,21 +11,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from typing import Generic, TypeVar, cast
 
+import numpy as np
 import structlog
 from prometheus_client import CollectorRegistry, Counter
 
 from freshet.clock import Clock
 from freshet.config.settings import Inference as Settings
-from freshet.errors import Overloaded, Unavailable
-from freshet.features import Decoded
+from freshet.errors import BadInput, Overloaded, Unavailable
+from freshet.features import Decoded, DecodedRequests
 from freshet.http.messages import ClientGoneError
 from freshet.inference import metrics
 from freshet.inference.pipeline import Encoded, Lookup, Pipeline, Scored
+from freshet.inference.row_cache import MissingKeys, RowCache
+from freshet.inference.row_reads import RowReads, RowsRead
 from freshet.inference.rows import RowFollower
 from freshet.inference.versions import ServingVersion, VersionFollower
 
@@ -359,6 +363,7 @@ class RequestCounts:
         self._unknown = metrics.UNKNOWN_ROWS.counter(registry)
         self._unknown_of: dict[str, Counter] = {}  # cached: `labels` costs more than `inc`
         self._explored = metrics.EXPLORED.counter(registry)
+        self._defaulted = metrics.DEFAULTED_ROWS.counter(registry)
 
     def scored(self, scored: Scored) -> None:
         """Count a scored request."""
@@ -370,6 +375,8 @@ class RequestCounts:
             if counter is None:
                 counter = self._unknown_of[feature] = self._unknown.labels(feature)
             counter.inc(n)
+        for why, n in scored.defaulted.items():
+            self._defaulted.labels(why).inc(n)
 
     def explored(self) -> None:
         """Count a request that was ordered at random."""
@@ -383,21 +390,45 @@ ByVersion = tuple[Scored, ServingVersion]
 Outcome = ByVersion | Exception
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _NeedsRows:
+    """A request that cannot be scored before these keys are read."""
+
+    missing: MissingKeys
+    cache: RowCache
+    read: RowsRead | None  # the last read for it
+
+
+Attempt = ByVersion | _NeedsRows
+Make = Callable[[RowsRead | None], Encoded | Solo[Attempt]]
+"""Makes a request anew, after a read of its missing rows."""
+
+
 class Scoring:
     """Scores requests of all routes with the rows and weights served at that moment, on one event loop.
 
     Requests of `/v1/rank` are scored in batches; requests with `explain` and samples of the Open Inference
-    Protocol are scored one at a time.
+    Protocol are scored one at a time. A request whose rows a cache lacks waits for a read of them, beside the
+    queue; then it is queued again.
     """
 
     def __init__(
-        self, pipeline: Pipeline, live: ServingState, settings: Settings, registry: CollectorRegistry
+        self,
+        pipeline: Pipeline,
+        live: ServingState,
+        settings: Settings,
+        registry: CollectorRegistry,
+        reads: RowReads | None = None,
     ) -> None:
-        """Register the metrics of the queue and of scored requests."""
+        """Register the metrics of the queue and of scored requests; `reads`: of rows that a cache lacks."""
         self.pipeline, self.live, self.counts = pipeline, live, RequestCounts(registry)
+        self._reads = reads
+        self._keys_here, self._keys_missing = map(
+            metrics.ROW_KEYS.counter(registry).labels, ("here", "missing")
+        )
         shed = metrics.SHED.counter(registry)
         counted = {why: shed.labels(why).inc for why in SHED_WHYS}
-        self.queue: Batcher[ByVersion] = Batcher(
+        self.queue: Batcher[Attempt] = Batcher(
             self._score_all,
             budget_s=settings.batch_budget_ms / 1e3,
             most_wait_s=settings.queue_wait_ms / 1e3 or float("inf"),
@@ -406,14 +437,18 @@ class Scoring:
             observe=metrics.BATCH_REQUESTS.histogram(registry).observe,
         )
 
-    def explained(self, request: Encoded) -> Solo[ByVersion]:
-        """Return a request that is scored alone, with existence and age of its rows."""
+    def submit(
+        self, request: Encoded, done: Callable[[Outcome], None], watch: Watch | None, *, explain: bool = False
+    ) -> None:
+        """Queue a request; `explain`: report existence and age of its rows. See `Batcher.submit`."""
 
-        def score() -> ByVersion:
-            table, serving = self.live.now()
-            return self.pipeline.score_one(request, table, serving.scorer, explain=True), serving
+        def make(read: RowsRead | None) -> Encoded | Solo[Attempt]:
+            if explain:
+                attempt = partial(self._alone, partial(self.pipeline.request, request), read, explain=True)
+                return Solo(request.candidates, attempt, request.size)
+            return request if read is None else replace(request, read=read)
 
-        return Solo(request.candidates, score, request.size)
+        self._submit(make, done, watch)
 
     async def score_samples(self, count: int, decode: Callable[[], Decoded]) -> ByVersion:
         """Score `count` samples; `decode` makes them just before, as that takes the loop's time, too.
@@ -423,11 +458,6 @@ class Scoring:
         Raises:
             BadInput: the samples do not fit.   Unavailable: no model is served yet.
         """
-
-        def score() -> ByVersion:
-            table, serving = self.live.now()
-            return self.pipeline.score(decode(), table, serving.scorer), serving
-
         answered: asyncio.Future[ByVersion] = asyncio.get_running_loop().create_future()
 
         def done(outcome: Outcome) -> None:
@@ -438,12 +468,104 @@ class Scoring:
             else:
                 answered.set_result(outcome)
 
-        self.queue.submit(Solo(count, score), done, is_gone=answered.done)
+        self._submit(
+            lambda read: Solo(count, partial(self._alone, decode, read)), done, is_gone=answered.done
+        )
         return await answered
 
-    def _score_all(self, requests: Sequence[Encoded]) -> Sequence[Outcome]:
+    def _submit(
+        self,
+        make: Make,
+        done: Callable[[Outcome], None],
+        watch: Watch | None = None,
+        *,
+        is_gone: Callable[[], bool] | None = None,
+        read: RowsRead | None = None,
+    ) -> None:
+        """Queue a request, and queue it again each time that rows for it were read."""
+
+        def again(found: RowsRead) -> None:
+            try:
+                self._submit(make, done, is_gone=is_gone, read=found)
+            except Overloaded as error:
+                _answer(done, error)
+
+        def answer(attempt: Attempt | Exception) -> None:
+            if not isinstance(attempt, _NeedsRows):
+                done(attempt)
+            else:
+                assert self._reads is not None, "a server with a cache reads rows"
+                self._reads.read(attempt.missing, attempt.cache, again, attempt.read)
+
+        self.queue.submit(make(read), answer, watch, is_gone=is_gone)
+
+    def _score_all(self, requests: Sequence[Encoded]) -> Sequence[Attempt | Exception]:
         table, serving = self.live.now()
+        if not isinstance(table, RowCache):
+            return _by_version(self.pipeline.score_all(requests, table, serving.scorer), serving)
+        with table.lock:
+            checks = [self._check(table, self.pipeline.requests([one]), one.read) for one in requests]
+            ready = [
+                one for one, check in zip(requests, checks, strict=True) if not isinstance(check, _NeedsRows)
+            ]
+            scored = self.pipeline.score_all(ready, table, serving.scorer) if ready else ()
+        outcomes = iter(_by_version(scored, serving))
         return [
-            one if isinstance(one, Exception) else (one, serving)
-            for one in self.pipeline.score_all(requests, table, serving.scorer)
+            check if isinstance(check, _NeedsRows) else _with_defaulted(next(outcomes), check)
+            for check in checks
         ]
+
+    def _alone(
+        self,
+        decode: Callable[[], Decoded | DecodedRequests],
+        read: RowsRead | None,
+        *,
+        explain: bool = False,
+    ) -> Attempt:
+        table, serving = self.live.now()
+        samples = decode()
+        if not isinstance(table, RowCache):
+            return self.pipeline.score(samples, table, serving.scorer, explain=explain), serving
+        with table.lock:
+            check = self._check(table, samples, read)
+            if isinstance(check, _NeedsRows):
+                return check
+            scored = self.pipeline.score(samples, table, serving.scorer, explain=explain)
+        return replace(scored, defaulted=check), serving
+
+    def _check(
+        self, cache: RowCache, samples: Decoded | DecodedRequests, read: RowsRead | None
+    ) -> Mapping[str, int] | _NeedsRows:
+        """Return {why: rows that are missing for good}, or that rows must be read.
+
+        The cache's lock is held.
+        """
+        missing = self.pipeline.missing(samples, cache)
+        if read is None:
+            self._keys_here.inc(missing.of - len(missing))
+            self._keys_missing.inc(len(missing))
+        if read is None:
+            return _NeedsRows(missing, cache, None) if len(missing) else {}
+        defaulted: dict[str, int] = {}
+        for why, keys in read.failed.items():
+            failed = np.isin(missing.keys, keys)
+            if failed.any():
+                defaulted[why] = int(failed.sum())
+                missing = missing.chosen(~failed)
+        if len(missing) and not read.ended and asyncio.get_running_loop().time() < read.until_s:
+            return _NeedsRows(missing, cache, read)  # they changed during the read, or were evicted since
+        if len(missing):
+            defaulted[read.ended or "late"] = len(missing)
+        return defaulted
+
+
+def _by_version(
+    scored: Sequence[Scored | BadInput], serving: ServingVersion
+) -> Sequence[ByVersion | Exception]:
+    return [one if isinstance(one, Exception) else (one, serving) for one in scored]
+
+
+def _with_defaulted(outcome: ByVersion | Exception, defaulted: Mapping[str, int]) -> ByVersion | Exception:
+    if isinstance(outcome, Exception) or not defaulted:
+        return outcome
+    return replace(outcome[0], defaulted=defaulted), outcome[1]

@@ -39,6 +39,8 @@ from freshet.inference.pipeline import Pipeline
 from freshet.inference.progress import Progress, RowsWatch
 from freshet.inference.rank import Ranker
 from freshet.inference.requests import Filling
+from freshet.inference.row_cache import CacheEvictor, RowCache
+from freshet.inference.row_reads import RowReads
 from freshet.inference.rows import RowFollower, ServingTable
 from freshet.inference.scoring import Scoring, ServingState
 from freshet.inference.served_log import Loggable, ServedLogger
@@ -107,9 +109,10 @@ class Inference:
         build_model(spec, training=False)  # fail at the start, not at every version
 
         def new_table() -> ServingTable:
-            return ServingTable(
-                layout, buckets=spec.buckets, partitions=spec.partitions, seed=spec.model.seed
-            )
+            sizes = {"buckets": spec.buckets, "partitions": spec.partitions, "seed": spec.model.seed}
+            if settings.memory_bytes:
+                return RowCache(layout, **sizes, memory_bytes=settings.memory_bytes, clock=clock)
+            return ServingTable(layout, **sizes)
 
         def load(tensors: Mapping[str, Any]) -> Scorer:
             model = build_model(spec, training=False)
@@ -155,7 +158,12 @@ class Inference:
         self._progress_thread = ThreadPoolExecutor(1, thread_name_prefix="progress")
         self._live = ServingState(self.rows, self.versions, clock)
         self._measure(registry, spec)
-        scoring = Scoring(pipeline, self._live, settings, registry)
+        self._reads = self._evictor = None
+        if settings.memory_bytes:
+            seconds = metrics.ROW_READ_SECONDS.histogram(registry).observe
+            self._reads = RowReads(parts.store, spec.buckets, settings.rows_wait_ms / 1e3, seconds)
+            self._evictor = CacheEvictor(parts.store, lambda: self.rows.state.sink, spec.buckets)
+        scoring = Scoring(pipeline, self._live, settings, registry, self._reads)
         self._counts = scoring.counts
         ranker = Ranker(
             spec,
@@ -194,9 +202,14 @@ class Inference:
         metrics.NOT_FINITE_ROWS.gauge(registry, lambda: self.rows.state.not_finite)
         metrics.DAMAGED_BUCKETS.gauge(registry, lambda: len(self.rows.state.damaged))
         metrics.MISSING_ROWS.gauge(registry, self._missing_rows)
+        metrics.ROW_BYTES.gauge(registry, self._row_bytes)
 
     def _missing_rows(self) -> int:
         return sum(damage.rows for damage in self.rows.state.damaged.values())
+
+    def _row_bytes(self) -> int:
+        table = self.rows.state.sink
+        return table.bytes_in_use if isinstance(table, ServingTable) else 0
 
     def _served_number(self) -> int:
         serving = self._live.version()
@@ -209,7 +222,9 @@ class Inference:
             ("rows-watch", lambda: self.rows_watch.run(stop)),
             ("versions", lambda: self.versions.run(stop)),
         ]
-        served = self.logger
+        evictor, served = self._evictor, self.logger
+        if evictor is not None:
+            jobs.append(("row-cache", lambda: evictor.run(stop)))
         if served is not None:
             jobs.append(("served", lambda: served.run(stop, rest_s)))
         threads = [threading.Thread(target=job, name=name, daemon=True) for name, job in jobs]
@@ -218,8 +233,10 @@ class Inference:
         return threads
 
     def close(self) -> None:
-        """Close the progress thread and the writer of the served log."""
+        """Close the progress thread, reads of rows and the writer of the served log."""
         self._progress_thread.shutdown(wait=False)
+        if self._reads is not None:
+            self._reads.close(NOTICE_S)
         if self.logger is not None:
             self._writer.close()
 
@@ -274,6 +291,7 @@ class Inference:
             "version": serving.manifest.number if serving is not None else None,
             "freshness_ms": self._live.freshness_ms(),
             "rows_held": sum(table.rows().values()) if isinstance(table, ServingTable) else 0,
+            "row_bytes": self._row_bytes(),
             "corrupt_deltas": rows.corrupt,
             "not_finite_rows": rows.not_finite,
             "missing_rows": self._missing_rows(),

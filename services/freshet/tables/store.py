@@ -512,6 +512,7 @@ class Store:
         clock_ms: int = 0,
         touched: U32 | None = None,
         only_absent: bool = False,
+        epoch: int = 0,
     ) -> int:
         """Set values of rows in a serving store; returns the number written.
 
@@ -523,8 +524,9 @@ class Store:
                 lookups touch none.
             touched: (N,) uint32, seconds since 1970 at which training touched each row, if `clock_ms` is 0.
             only_absent: keep rows that are here, as a read-through must not undo a delta (PROTOCOL 17).
+            epoch: of a delta, 1 to 65535, in a cache of the row store; 0: the row store has the rows.
         """
-        return self._native.import_values(table, keys, values, only_absent, clock_ms, touched)
+        return self._native.import_values(table, keys, values, only_absent, clock_ms, touched, epoch)
 
     def remove(self, table: int, keys: U64) -> int:
         """Remove rows of keys (N,) uint64, to be flushed and published; returns how many existed."""

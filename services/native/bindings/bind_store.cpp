@@ -188,13 +188,30 @@ nb::tuple export_rows(Store& store, uint8_t table, In<uint64_t> keys) {
 }
 
 int64_t import_values(Store& store, uint8_t table, In<uint64_t> keys, In2<float> values, bool only_absent,
-                      int64_t clock_ms, std::optional<In<uint32_t>> touched) {
+                      int64_t clock_ms, std::optional<In<uint32_t>> touched, uint16_t epoch) {
   expect(values.shape(0) == keys.size() && values.shape(1) == store.layout(store.group_of(table)).width(),
          "values must be (keys, floats of a row)");
   expect(!touched || touched->size() == keys.size(), "touched must be as long as keys");
   const nb::gil_scoped_release release;
   return store.import_values(table, keys.data(), values.data(), keys.size(), only_absent, clock_ms,
-                             touched ? touched->data() : nullptr);
+                             touched ? touched->data() : nullptr, epoch);
+}
+
+nb::object absent(const Store& store, uint32_t group, In<uint64_t> keys, In<uint8_t> tables,
+                  In<uint32_t> bucket_starts) {
+  const Keys batch = keys_of(store, keys, tables, bucket_starts);
+  std::vector<uint8_t> out(keys.size());
+  {
+    const nb::gil_scoped_release release;
+    store.absent(group, batch, out.data());
+  }
+  return array(std::move(out));
+}
+
+int64_t evict_unused(Store& store, size_t most_bytes, int64_t budget, In<uint16_t> clean) {
+  expect(clean.size() == store.buckets(), "clean must hold one epoch for each bucket");
+  const nb::gil_scoped_release release;
+  return store.evict_unused(most_bytes, budget, clean.data());
 }
 
 int64_t remove(Store& store, uint8_t table, In<uint64_t> keys) {
@@ -308,8 +325,11 @@ void bind_store(nb::module_& m) {
       .def("import_rows", &import_rows, nb::arg("table"), nb::arg("keys"), nb::arg("records"))
       .def("export_rows", &export_rows, nb::arg("table"), nb::arg("keys"))
       .def("import_values", &import_values, nb::arg("table"), nb::arg("keys"), nb::arg("values"),
-           nb::arg("only_absent"), nb::arg("clock_ms"), nb::arg("touched").none() = nb::none())
+           nb::arg("only_absent"), nb::arg("clock_ms"), nb::arg("touched").none() = nb::none(), nb::arg("epoch") = 0)
       .def("remove", &remove, nb::arg("table"), nb::arg("keys"))
+      .def("keep_uses", &Store::keep_uses)
+      .def("absent", &absent, nb::arg("group"), nb::arg("keys"), nb::arg("tables"), nb::arg("bucket_starts"))
+      .def("evict_unused", &evict_unused, nb::arg("most_bytes"), nb::arg("budget"), nb::arg("clean"))
       .def("evict", &evict, nb::arg("now_ms"), nb::arg("budget"))
       .def("rows", &Store::rows, nb::arg("table"))
       .def("evicted", &Store::evicted, nb::arg("table"))

@@ -141,7 +141,7 @@ std::optional<Missing> Store::lookup(uint32_t index, const Keys& keys, float* ou
         if (states) std::fill_n(states + i * state_floats, state_floats, 0.0f);
         continue;
       }
-      if (cold_) use(group.header(slot));
+      if (counts_uses_) use(group.header(slot));
       if (create || spec_.serving) touch(group.header(slot), now);
       group.layout.load(group.row(slot), row);
       if (states) std::copy_n(group.layout.state(group.row(slot)), state_floats, states + i * state_floats);

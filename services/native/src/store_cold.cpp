@@ -37,6 +37,7 @@ void Store::keep_cold(const ColdSpec& spec) {
     group->cold = std::make_unique<ColdRows>(spec.folder, budget, group->layout.packed_bytes(), group->tables.size(),
                                              spec_.buckets);
   cold_.reset(new Cold);
+  counts_uses_ = true;
   cold_->spec = spec;
   cold_->thread = std::thread([this] { spill_loop(); });
 }
@@ -150,6 +151,7 @@ void Store::fetch_spans(Group& group, std::vector<KeySpan> spans, const uint64_t
       const std::lock_guard lock(states_[span.bucket].lock);
       const ColdBin& bin = cold.bin(span.bucket);
       span.version = bin.version;
+      span.merges = bin.merges;
       if (bin.empty()) continue;
       for (size_t i = span.begin; i < span.end; i++) {
         const RowId id{keys[i], tables[one_table ? 0 : i]};
@@ -193,8 +195,16 @@ void Store::fetch_spans(Group& group, std::vector<KeySpan> spans, const uint64_t
           const std::lock_guard lock(states_[span.bucket].lock);
           const ColdBin& bin = cold.bin(span.bucket);
           if (bin.version != span.version) {
-            span.again = true;
-            continue;
+            // Rows have left memory since, if not this one; while no pages were replaced, those read are as they were.
+            const size_t logged = cold.pages_of(bin, id, pages);
+            const auto end = logged ? pages.begin() + 1 : pages.end();
+            const bool latest =
+                bin.merges == span.merges &&
+                std::any_of(pages.begin(), end, [&](const ColdPage* holds) { return holds->number == page.page; });
+            if (!latest) {
+              span.again = true;
+              continue;
+            }
           }
           if (!sound) throw damaged(page.page, span.bucket);
           if (bin.erased.contains(id) || group.find(group.bin(span.bucket), id.key, id.table) != Group::kNone) continue;

@@ -72,7 +72,7 @@ void Store::export_rows(uint8_t table, const uint64_t* keys, size_t n, uint8_t* 
 }
 
 int64_t Store::import_values(uint8_t table, const uint64_t* keys, const float* values, size_t n, bool only_absent,
-                             int64_t clock_ms, const uint32_t* touched) {
+                             int64_t clock_ms, const uint32_t* touched, uint16_t epoch) {
   Group& group = *groups_[group_of(table)];
   if (!spec_.serving)
     throw std::invalid_argument("only a serving store takes values; a training one needs packed rows");
@@ -91,7 +91,9 @@ int64_t Store::import_values(uint8_t table, const uint64_t* keys, const float* v
         rows_[table].fetch_add(1, std::memory_order_relaxed);
       }
       group.layout.store(group.row(slot), values + i * width);
-      touch(group.header(slot), touched ? touched[i] : now);
+      Header& row = group.header(slot);
+      touch(row, touched ? touched[i] : now);
+      if (epoch) row.meta = (row.meta & ((1u << meta::kEpochShift) - 1)) | uint32_t{epoch} << meta::kEpochShift;
       written++;
     }
   });

@@ -139,6 +139,7 @@ void ColdRows::replace(ColdBin& bin, std::vector<ColdPage> base, const RowIds& d
     bin.index = std::vector<uint16_t>();
     for (const RowId& id : dropped) bin.erased.erase(id);
   });
+  bin.merges++;
   bin.base_rows = bin.log_rows = 0;
   for (const ColdPage& page : bin.base) bin.base_rows += page.rows;
 }

@@ -1,10 +1,8 @@
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.embedder.core import (
-    SAMPLE_BYTES,
     Assembler,
     lanes_for,
     partitions_of_lane,
@@ -12,24 +10,8 @@ from freshet.embedder.core import (
     rows_of_blocks,
 )
 from freshet.embedder.staleness_limiter import Permits
-from freshet.types import BytesColumn, OffsetRange, Records
-
-
-def block(rows: int) -> bytes:
-    """Return a block of zeros; these tests read only its count and size."""
-    return bytes([0xB1, 1, 0, 0]) + bytes(4) + rows.to_bytes(4, "little") + bytes(4 + rows * SAMPLE_BYTES)
-
-
-def records(offsets: list[int], rows: list[int], next_offset: int | None = None) -> Records:
-    values = BytesColumn.of(block(n) for n in rows)
-    empty = BytesColumn(np.empty(0, np.uint8), np.zeros(len(offsets), np.int64))
-    return Records(
-        np.array(offsets, np.int64),
-        np.zeros(len(offsets), np.int64),
-        empty,
-        values,
-        next_offset if next_offset is not None else offsets[-1] + 1 if offsets else 0,
-    )
+from freshet.types import BytesColumn, OffsetRange
+from tests.fixtures.blocks import block, records
 
 
 def test_batch_has_whole_blocks_up_to_the_row_limit():

@@ -76,7 +76,7 @@ def test_an_id_is_returned_as_it_was_sent(id_: str | int) -> None:
         request = parse_infer(body(ints(), id=id_), None, LIMITS)
     except TypeError:
         return  # half a surrogate, which orjson does not write
-    answer, _ = write_infer("m", "3", request.id, [])
+    answer, _ = write_infer("m", "3", request.id, [], {})
 
     assert orjson.loads(answer)["id"] == id_
 
@@ -127,7 +127,7 @@ def test_all_outputs_may_be_requested_in_binary() -> None:
 def test_an_answer_is_read_by_tritonclient() -> None:
     score, click = np.array([0.5, 0.25], np.float32), np.array([1, 2], np.float32)
 
-    raw, header = write_infer("m", "3", "id1", [("score", score, True), ("click", click, False)])
+    raw, header = write_infer("m", "3", "id1", [("score", score, True), ("click", click, False)], {})
     result = triton.InferenceServerClient.parse_response_body(raw, header_length=header)
 
     np.testing.assert_array_equal(result.as_numpy("score"), score)

@@ -128,6 +128,18 @@ class Inference(GrpcListener):
         Integer(KIB, 1 << 46),
         default=64 * MIB,
     )
+    memory_bytes: int = deployment(
+        "memory for rows with their indexes. Beyond it those of few uses leave, and are read from the row "
+        "store as requests need them; the changes of some seconds must fit. 0: all rows are in memory",
+        Integer(0, 1 << 46),
+        default=0,
+    )
+    rows_wait_ms: int = deployment(
+        "how long a request waits for rows that are not in memory; then it is scored without them, and its "
+        "answer has their number (`defaulted_rows`)",
+        Duration(1, MINUTE),
+        default=20,
+    )
     follow_wait_ms: int = deployment(
         "longest sleep between reads of changed rows", Duration(1, MINUTE), default=20
     )

@@ -237,9 +237,9 @@ class Store {
   void export_rows(uint8_t table, const uint64_t* keys, size_t n, uint8_t* records, uint8_t* found);
   // Values (n, S) of a serving table; `only_absent` leaves rows alone that are there (PROTOCOL 17). Returns rows
   // written. They are touched at `clock_ms`, which lookups then touch rows at too, or each at its own of `touched` (n,)
-  // seconds.
+  // seconds. epoch: of a delta, in a cache; 0: the row store has the rows.
   int64_t import_values(uint8_t table, const uint64_t* keys, const float* values, size_t n, bool only_absent,
-                        int64_t clock_ms, const uint32_t* touched = nullptr);
+                        int64_t clock_ms, const uint32_t* touched = nullptr, uint16_t epoch = 0);
   int64_t remove(uint8_t table, const uint64_t* keys, size_t n);
 
   // --- eviction (store_evict.cpp)
@@ -247,6 +247,16 @@ class Store {
   // max_rows. Rows not flushed stay, and those of buckets that are not held or still loaded. `finished` when a round
   // over all buckets is complete. Throws ColdFault if rows on disk could not be read or written.
   Evicted evict(int64_t now_ms, int64_t budget);
+
+  // --- a serving store that is a cache of the row store (store_cache.cpp)
+  // Lookups count uses from now on; called before there are rows.
+  void keep_uses();
+  // Set `absent` (n,) to whether a key has no row here.
+  void absent(uint32_t group, const Keys& keys, uint8_t* absent) const;
+  // Examine about `budget` rows, buckets in turn; while more than `most_bytes` are in use, remove those that the row
+  // store has, of few uses first. clean: (buckets,) the epoch up to which the row store has a bucket's deltas. Every
+  // row must be examined within 32,767 epochs. Returns rows removed.
+  int64_t evict_unused(size_t most_bytes, int64_t budget, const uint16_t* clean);
 
   uint32_t buckets() const { return spec_.buckets; }
   uint32_t partitions() const { return spec_.partitions; }
@@ -321,7 +331,7 @@ class Store {
     uint32_t bucket;
     size_t begin, end;         // of the keys
     uint32_t* seen = nullptr;  // set to the version of the bucket's rows on disk at which all are in memory or nowhere
-    uint32_t version = 0;
+    uint32_t version = 0, merges = 0;
     bool again = false, thorough = false;
   };
   // Keys of a batch whose rows have been fetched, and the version of each bucket's rows on disk at that time: while it
@@ -421,7 +431,10 @@ class Store {
   struct ColdDeleter {
     void operator()(Cold*) const;
   };
+  int64_t evict_unused_of(uint32_t bucket, uint16_t clean, bool removes);
   std::unique_ptr<Cold, ColdDeleter> cold_;  // null: all rows are in memory
+  bool counts_uses_ = false;
+  std::atomic<uint32_t> clock_cursor_{0}, clock_draws_{0};
 
   struct Round;  // of eviction, over all buckets
   struct RoundDeleter {

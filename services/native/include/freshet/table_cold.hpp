@@ -51,6 +51,7 @@ struct ColdBin {
   std::vector<uint16_t> index;           // of the log: 8 bits of a row's hash, and its page + 1; 0: free
   uint32_t base_rows = 0, log_rows = 0;  // with those that are out of date
   uint32_t version = 1;                  // another whenever a row has left memory; never 0
+  uint32_t merges = 0;                   // how many times all pages were replaced
   uint32_t epoch = 0;                    // flushes that took the bucket's changed rows
   uint32_t dirty = 0;                    // rows on disk alone that the next flush must take
   std::vector<uint32_t> rows;            // on disk alone, of each of the group's tables
