@@ -52,13 +52,13 @@ LAYOUTS: dict[str, tuple[Callable[[], Group], int]] = {
 }
 
 
-def zipf(rng: np.random.Generator, n: int, cardinality: int) -> U64:
-    """Draw (n,) numbers below `cardinality`; the probability of r is proportional to (r + 1) ** -SKEW.
+def zipf(rng: np.random.Generator, n: int, cardinality: int, skew: float = SKEW) -> U64:
+    """Draw (n,) numbers below `cardinality`; the probability of r is proportional to (r + 1) ** -skew.
 
     By the inverted integral.
     """
-    top = float(cardinality + 1) ** (1 - SKEW)
-    drawn = (1 + rng.random(n) * (top - 1)) ** (1 / (1 - SKEW))
+    top = float(cardinality + 1) ** (1 - skew)
+    drawn = (1 + rng.random(n) * (top - 1)) ** (1 / (1 - skew))
     ranks: U64 = np.minimum(drawn.astype(np.uint64) - np.uint64(1), np.uint64(cardinality - 1))
     return ranks
 

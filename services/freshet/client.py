@@ -12,7 +12,7 @@ import random
 import ssl
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -96,6 +96,8 @@ class Ranking:
     freshness_ms: int | None  # now minus the newest event time the model has learned from
     unknown_rows: Mapping[str, int]  # feature -> values that have no row yet
     explored: bool  # whether the order is random
+    defaulted_rows: Mapping[str, int] = field(default_factory=dict)
+    """Reason -> rows that the scores lack though the row store may have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,7 @@ def _ranking(answer: httpx.Response) -> Ranking:
         body["freshness_ms"],
         body["unknown_rows"],
         body["explored"],
+        body.get("defaulted_rows", {}),  # absent in answers of older servers
     )
 
 

@@ -68,6 +68,11 @@ RANKING = record(
         "version": integer("number of the version whose weights scored"),
         "freshness_ms": nullable(integer(), "now minus the newest event learned from"),
         "unknown_rows": mapping(integer(), "values without a row, by feature"),
+        "defaulted_rows": mapping(
+            integer(),
+            "by reason: rows that the scores lack though the row store may have them; only with "
+            "FRESHET_INFERENCE_MEMORY_BYTES. late, unavailable, damaged or busy",
+        ),
         "explored": boolean("whether the order is random"),
     },
 )
@@ -149,6 +154,7 @@ _FIGURES = {
     "version": nullable(integer(), "number of the version served"),
     "freshness_ms": nullable(integer(), "now minus the newest event learned from"),
     "rows_held": integer("rows in memory"),
+    "row_bytes": integer("memory of rows with their indexes"),
     "corrupt_deltas": integer("damaged row deltas that were skipped"),
     "not_finite_rows": integer("rows skipped because a value was not finite"),
     "missing_rows": integer("rows of damaged buckets of the row store, served as if never learned"),

@@ -98,8 +98,7 @@ class RowCache(ServingTable):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Hold no row yet; `memory_bytes`: of rows with their indexes."""
-        super().__init__(layout, buckets=buckets, partitions=partitions, seed=seed)
-        self.native.keep_uses()
+        super().__init__(layout, buckets=buckets, partitions=partitions, seed=seed, cache=True)
         self.lock = threading.Lock()
         self._changes = threading.Lock()  # held while rows come and epochs end
         self.memory_bytes, self._buckets, self._clock = memory_bytes, buckets, clock

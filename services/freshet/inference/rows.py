@@ -60,10 +60,18 @@ NEVER_LATER_S = 0xFFFFFFFF
 class ServingTable:
     """Rows for lookups, which may run during writes. One thread writes."""
 
-    def __init__(self, layout: Layout, *, buckets: int, partitions: int, seed: int) -> None:
+    def __init__(
+        self, layout: Layout, *, buckets: int, partitions: int, seed: int, cache: bool = False
+    ) -> None:
         def store(*, serving: bool) -> Store:
             return Store(
-                layout, buckets=buckets, partitions=partitions, seed=seed, serving=serving, changes=False
+                layout,
+                buckets=buckets,
+                partitions=partitions,
+                seed=seed,
+                serving=serving,
+                changes=False,
+                cache=cache and serving,
             )
 
         self._layout = layout

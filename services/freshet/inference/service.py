@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -109,10 +110,9 @@ class Inference:
         build_model(spec, training=False)  # fail at the start, not at every version
 
         def new_table() -> ServingTable:
-            sizes = {"buckets": spec.buckets, "partitions": spec.partitions, "seed": spec.model.seed}
-            if settings.memory_bytes:
-                return RowCache(layout, **sizes, memory_bytes=settings.memory_bytes, clock=clock)
-            return ServingTable(layout, **sizes)
+            make = partial(RowCache, memory_bytes=settings.memory_bytes, clock=clock)
+            table: Callable[..., ServingTable] = make if settings.memory_bytes else ServingTable
+            return table(layout, buckets=spec.buckets, partitions=spec.partitions, seed=spec.model.seed)
 
         def load(tensors: Mapping[str, Any]) -> Scorer:
             model = build_model(spec, training=False)

@@ -128,6 +128,7 @@ class Store:
         serving: bool = False,
         changes: bool = True,
         owned: bool = True,
+        cache: bool = False,
     ) -> None:
         """Create an empty store.
 
@@ -141,6 +142,7 @@ class Store:
             changes: record changes for `collect_publish` and `collect_flush`; otherwise both have no rows,
                 and eviction does not wait for flushes. A serving store records none.
             owned: own every bucket at offset 0 from the start; otherwise none until `set_applied`.
+            cache: of a serving store that holds a part of the rows: lookups count uses.
         """
         self.layout, self.buckets, self.partitions, self.serving = layout, buckets, partitions, serving
         given = options or {}
@@ -157,6 +159,7 @@ class Store:
             changes,
             changes,
             owned,
+            cache,
         )
         self.memory_bound: int | None = None
         """Bytes of memory beyond which rows move to a local disk; None: they do not."""
@@ -570,12 +573,9 @@ class Store:
 
     def memory(self) -> Memory:
         """Return the memory and rows of the store."""
-        rows = {table: self._native.rows(table) for table in self.tables}
-        return Memory(
-            self.memory_bytes,
-            rows,
-            {table: n * self.resident_bytes(table) for table, n in rows.items()},
-        )
+        rows = self.rows()
+        resident = {table: n * self.resident_bytes(table) for table, n in rows.items()}
+        return Memory(self.memory_bytes, rows, resident)
 
     def evicted(self) -> dict[int, int]:
         """Return {table id: rows evicted since the store's creation}."""

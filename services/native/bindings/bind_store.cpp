@@ -22,7 +22,7 @@ void expect(bool ok, const char* what) {
 }
 
 void make(Store* self, const std::vector<GroupTuple>& groups, const std::vector<TableTuple>& tables, uint32_t buckets,
-          uint32_t partitions, uint64_t seed, bool serving, bool publish_rows, bool flush_rows, bool held) {
+          uint32_t partitions, uint64_t seed, bool serving, bool publish_rows, bool flush_rows, bool held, bool cache) {
   StoreSpec spec;
   for (const auto& [ids, slots, half] : groups) {
     spec.groups.push_back({ids, slots_of(slots), half});
@@ -33,6 +33,7 @@ void make(Store* self, const std::vector<GroupTuple>& groups, const std::vector<
   spec.seed = seed;
   spec.serving = serving;
   spec.held = held;
+  spec.cache = cache;
   spec.consumed = {publish_rows, flush_rows};
   new (self) Store(std::move(spec));
 }
@@ -289,7 +290,8 @@ void bind_store(nb::module_& m) {
   nb::exception<ColdFault>(m, "ColdFault", PyExc_OSError);
   nb::class_<Store>(m, "Store")
       .def("__init__", &make, nb::arg("groups"), nb::arg("tables"), nb::arg("buckets"), nb::arg("partitions"),
-           nb::arg("seed"), nb::arg("serving"), nb::arg("publish"), nb::arg("flush"), nb::arg("held"))
+           nb::arg("seed"), nb::arg("serving"), nb::arg("publish"), nb::arg("flush"), nb::arg("held"),
+           nb::arg("cache") = false)
       .def("lookup", &lookup, nb::arg("group"), nb::arg("keys"), nb::arg("tables"), nb::arg("bucket_starts"),
            nb::arg("out").noconvert(), nb::arg("create"), nb::arg("found").noconvert().none(),
            nb::arg("touched").noconvert().none() = nb::none(), nb::arg("states").noconvert().none() = nb::none(),
@@ -327,7 +329,6 @@ void bind_store(nb::module_& m) {
       .def("import_values", &import_values, nb::arg("table"), nb::arg("keys"), nb::arg("values"),
            nb::arg("only_absent"), nb::arg("clock_ms"), nb::arg("touched").none() = nb::none(), nb::arg("epoch") = 0)
       .def("remove", &remove, nb::arg("table"), nb::arg("keys"))
-      .def("keep_uses", &Store::keep_uses)
       .def("absent", &absent, nb::arg("group"), nb::arg("keys"), nb::arg("tables"), nb::arg("bucket_starts"))
       .def("evict_unused", &evict_unused, nb::arg("most_bytes"), nb::arg("budget"), nb::arg("clean"))
       .def("evict", &evict, nb::arg("now_ms"), nb::arg("budget"))

@@ -26,7 +26,8 @@ Store::Store(StoreSpec spec) : spec_(std::move(spec)), states_(spec_.buckets) {
       if (group_of_table_[table] != kNoGroup) refuse("table " + std::to_string(table) + " is in two store groups");
       group_of_table_[table] = static_cast<int>(groups_.size());
     }
-    groups_.push_back(std::make_unique<Group>(group.slots, group.half, spec_.serving, group.tables, spec_.buckets));
+    groups_.push_back(std::make_unique<Group>(group.slots, group.half, spec_.serving, group.tables, spec_.buckets,
+                                              spec_.cache ? Group::kCacheBlockRows : Group::kBlockRows));
   }
   for (const TableSpec& table : spec_.tables) {
     group_of(table.id);
@@ -35,6 +36,8 @@ Store::Store(StoreSpec spec) : spec_(std::move(spec)), states_(spec_.buckets) {
       admission_[table.id] = std::make_unique<Admission>(table.admission, spec_.buckets);
   }
   if (spec_.serving) spec_.consumed = {false, false};
+  if (spec_.cache && !spec_.serving) refuse("only a serving store is a cache");
+  counts_uses_ = spec_.cache;
   for (BucketState& state : states_) state.held = spec_.held;
   held_.assign(spec_.buckets, spec_.held);
   applied_ = std::make_unique<Applied[]>(static_cast<size_t>(spec_.partitions) * spec_.buckets);

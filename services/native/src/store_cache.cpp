@@ -1,7 +1,5 @@
 // A serving store with less memory than rows: the row store has those that are not here. A row whose last delta the row
 // store may lack stays: deltas are numbered by epochs, and the caller knows up to which epoch the row store has them.
-#include <stdexcept>
-
 #include "freshet/store.hpp"
 
 namespace freshet {
@@ -16,11 +14,6 @@ bool is_pinned(const Header& row, uint16_t clean) {
 }
 
 }  // namespace
-
-void Store::keep_uses() {
-  if (!spec_.serving) throw std::invalid_argument("only a serving store is a cache");
-  counts_uses_ = true;
-}
 
 void Store::absent(uint32_t index, const Keys& keys, uint8_t* absent) const {
   check_keys(index, keys);

@@ -25,12 +25,13 @@ uint32_t capacity(uint32_t chunk_count) {
 }  // namespace
 
 Group::Group(const std::vector<SlotSpec>& slots, bool half_last, bool serving, std::vector<uint8_t> tables_,
-             uint32_t buckets)
+             uint32_t buckets, uint32_t block_rows)
     : layout(slots, half_last, serving),
       tables(std::move(tables_)),
       record_bytes_(layout.record_bytes()),
       bucket_shift_(64u - static_cast<uint32_t>(std::countr_zero(buckets))),
-      records_(static_cast<size_t>(record_bytes_) * kBlockRows),
+      block_bits_(static_cast<uint32_t>(std::countr_zero(block_rows))),
+      records_(static_cast<size_t>(record_bytes_) * block_rows),
       chunks_(sizeof(Chunk)),
       bins_(buckets) {}
 
@@ -88,10 +89,10 @@ uint32_t Group::insert(Bin& bin, uint32_t bucket, uint64_t key, uint8_t table) {
     const uint32_t count = bin.chunk_count.load(std::memory_order_relaxed);
     resize(bin, std::max(count + 1, static_cast<uint32_t>(std::ceil(count * factor))));
   }
-  if (bin.rows % kBlockRows == 0) {
+  if (bin.rows % block_rows() == 0) {
     if (bin.blocks.size() == bin.blocks.capacity()) bin.blocks.reserve(2 * bin.blocks.size() + 1);
     const uint64_t block = records_.take(1);
-    if (block >= kNone / kBlockRows) throw std::bad_alloc();
+    if (block >= kNone / block_rows()) throw std::bad_alloc();
     bin.blocks.push_back(static_cast<uint32_t>(block));
   }
   const uint32_t slot = slot_at(bin, bin.rows);
@@ -131,7 +132,7 @@ void Group::erase(Bin& bin, uint32_t slot) {
     if (served) served->move(last, slot);
   }
   bin.rows--;
-  if (bin.rows % kBlockRows == 0) {
+  if (bin.rows % block_rows() == 0) {
     records_.release(bin.blocks.back(), 1);
     bin.blocks.pop_back();
   }

@@ -43,6 +43,7 @@ struct StoreSpec {
   uint32_t partitions = 1;
   uint64_t seed = 0;
   bool serving = false;                               // values only: no optimiser state, no pushes
+  bool cache = false;                                 // of a serving store: lookups count uses, see store_cache.cpp
   bool held = true;                                   // every bucket from the start; else none until set_applied
   std::array<bool, kConsumers> consumed{true, true};  // by publish, by flush
 };
@@ -249,8 +250,6 @@ class Store {
   Evicted evict(int64_t now_ms, int64_t budget);
 
   // --- a serving store that is a cache of the row store (store_cache.cpp)
-  // Lookups count uses from now on; called before there are rows.
-  void keep_uses();
   // Set `absent` (n,) to whether a key has no row here.
   void absent(uint32_t group, const Keys& keys, uint8_t* absent) const;
   // Examine about `budget` rows, buckets in turn; while more than `most_bytes` are in use, remove those that the row

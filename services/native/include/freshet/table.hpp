@@ -50,11 +50,12 @@ struct Bin {
 
 class Group {
  public:
-  static constexpr uint32_t kBlockRows = 64;
+  static constexpr uint32_t kBlockRows = 64, kCacheBlockRows = 8;  // a bucket of a cache has few rows
   static constexpr uint32_t kNone = 0xffffffffu;
 
-  Group(const std::vector<SlotSpec>& slots, bool half_last, bool serving, std::vector<uint8_t> tables,
-        uint32_t buckets);
+  // block_rows: rows for which memory is taken at a time; a power of two.
+  Group(const std::vector<SlotSpec>& slots, bool half_last, bool serving, std::vector<uint8_t> tables, uint32_t buckets,
+        uint32_t block_rows);
 
   const RowLayout layout;
   const std::vector<uint8_t> tables;
@@ -68,7 +69,7 @@ class Group {
     prefetch_write(&bins_[bucket].dirty);
   }
   uint32_t slot_at(const Bin& bin, uint32_t row) const {
-    return bin.blocks[row / kBlockRows] * kBlockRows + row % kBlockRows;
+    return (bin.blocks[row >> block_bits_] << block_bits_) + (row & (block_rows() - 1));
   }
 
   uint32_t find(const Bin& bin, uint64_t key, uint8_t table) const;
@@ -126,10 +127,13 @@ class Group {
   void resize(Bin& bin, uint32_t chunk_count);
   std::pair<Chunk*, uint32_t> entry_of(const Bin& bin, uint32_t slot) const;
 
+  uint32_t block_rows() const { return 1u << block_bits_; }
+
   uint32_t record_bytes_;
   uint32_t bucket_shift_;  // of a key
-  Arena records_;          // pieces: blocks
-  Arena chunks_;           // pieces: chunks
+  uint32_t block_bits_;
+  Arena records_;  // pieces: blocks
+  Arena chunks_;   // pieces: chunks
   std::vector<Bin> bins_;
 };
 
