@@ -225,16 +225,20 @@ class RowCache(ServingTable):
                 self._clean[self._stored >= offsets[self._partition_of]] = epoch
         self._evict_some(round(SETTLED_SHARE * sum(self.rows().values())) + 1)
 
-    def evict(self) -> bool:
-        """Remove rows while too many bytes are in use; returns whether that was enough."""
-        examined = 0
-        while self.native.bytes() > self._rows_bytes():
-            self._evict_some(EVICT_ROWS)
-            examined += EVICT_ROWS
-            if examined > MOST_ROUNDS * (sum(self.rows().values()) + self._buckets):
-                return False
+    def evict(self, pause: Callable[[], object] = lambda: None) -> bool:
+        """Remove rows while too many bytes are in use; returns whether that was enough.
+
+        pause: called between two holds of the lock. A thread that takes a lock again at once would keep out
+            those that wait for it.
+        """
         self._forget_absent()
-        return True
+        most = MOST_ROUNDS * (sum(self.rows().values()) + self._buckets)
+        for _ in range(0, most, EVICT_ROWS):
+            if self.native.bytes() <= self._rows_bytes():
+                return True
+            self._evict_some(EVICT_ROWS)
+            pause()
+        return False
 
     def _evict_some(self, budget: int) -> None:
         with self.lock:
@@ -285,7 +289,7 @@ class CacheEvictor:
                 except FreshetError as error:
                     log.warning("the row store's offsets cannot be read", reason=str(error))
                 read_at_s = time.monotonic() + STORED_S
-            self._report(short=not cache.evict(), cache=cache)
+            self._report(short=not cache.evict(lambda: stop.wait(EVICT_PAUSE_S)), cache=cache)
 
     def _report(self, *, short: bool, cache: RowCache) -> None:
         if short and not self._was_short:
@@ -299,6 +303,8 @@ class CacheEvictor:
 
 EVICT_S = 0.02
 """Interval at which rows are removed, if too many are here."""
+EVICT_PAUSE_S = 0.0005
+"""Pause after the lock was held, about ten times as long as it."""
 STORED_S = 1.0
 """Interval at which the row store's offsets are read."""
 MOST_ROUNDS = 40

@@ -149,6 +149,9 @@ class ServingTable:
         """Whether the row store is read at the start; else its rows are read as they are needed."""
         return True
 
+    def stored(self, metas: Mapping[Bucket, BucketMeta]) -> None:
+        """Do nothing: a table with all rows needs not know what the row store has."""
+
     def followed(self, next_offsets: Mapping[int, int]) -> None:
         """Do nothing: a table with all rows needs not know how far deltas are applied."""
 
@@ -196,6 +199,9 @@ class RowSink(Protocol):
     @property
     def holds_all(self) -> bool:
         """Whether the row store is read at the start; else its rows are read as they are needed."""
+
+    def stored(self, metas: Mapping[Bucket, BucketMeta]) -> None:
+        """Take note of what the row store has, if not all rows are held."""
 
     def followed(self, next_offsets: Mapping[int, int]) -> None:
         """Take note of {partition of `rows`: offset below which all deltas are applied, and no others}."""
@@ -345,6 +351,7 @@ class RowFollower:
                 table.follow_from(bucket, meta.rows_offset)
                 table.clock_ms = max(table.clock_ms, meta.clock_ms)
             if not table.sink.holds_all:
+                table.sink.stored(metas)
                 continue
             try:
                 for runs in self._store.scan(group):

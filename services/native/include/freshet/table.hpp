@@ -55,7 +55,7 @@ class Group {
 
   // block_rows: rows for which memory is taken at a time; a power of two.
   Group(const std::vector<SlotSpec>& slots, bool half_last, bool serving, std::vector<uint8_t> tables, uint32_t buckets,
-        uint32_t block_rows);
+        uint32_t block_rows = kBlockRows);
 
   const RowLayout layout;
   const std::vector<uint8_t> tables;
