@@ -142,3 +142,10 @@ def test_damaged_buckets_cost_only_their_own_rows(world: World) -> None:
             counts.append(found["damaged"])
     world.store = inner
     assert counts[0] == counts[1] + counts[2]
+
+
+def test_request_that_cannot_be_decoded_is_refused(world: World) -> None:
+    with serving(world, **CACHE) as cached:
+        for ts in (None, 1 << 62):
+            assert cached.rank(context={**CONTEXT, "ts": ts}, dry_run=True).status_code in (200, 400)
+        assert cached.rank(context={**CONTEXT, "ts": 1 << 62}, dry_run=True).status_code == 400

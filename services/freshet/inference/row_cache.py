@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -42,7 +43,10 @@ EVICT_ROWS = 2_000
 SETTLED_SHARE = 1 / 4096
 """Share of the rows examined each time that the row store's offsets are read, even if none must leave: no row
 may keep an epoch until half of EPOCHS are over."""
+FORGET_TO = 0.9
+"""Share of their bound to which keys without a row are forgotten at a time."""
 _NO_KEYS: U64 = np.empty(0, np.uint64)
+_NO_TABLES: U8 = np.empty(0, np.uint8)
 ABSENT_BYTES = 120
 """Memory of a key that is known to have no row."""
 ABSENT_SHARE = 0.1
@@ -71,8 +75,8 @@ class MissingKeys:
     @classmethod
     def concat(cls, parts: Sequence[MissingKeys]) -> MissingKeys:
         """Join the keys of several requests, each key once, rising."""
-        tables = np.concatenate([part.tables for part in parts])
-        keys = np.concatenate([part.keys for part in parts])
+        tables: U8 = np.concatenate([_NO_TABLES, *(part.tables for part in parts)])
+        keys: U64 = np.concatenate([_NO_KEYS, *(part.keys for part in parts)])
         order = np.lexsort((tables, keys))
         tables, keys = tables[order], keys[order]
         first: Bool = np.ones(len(keys), np.bool_)
@@ -105,13 +109,13 @@ class RowCache(ServingTable):
         self._epoch, self._closed_s = 1, clock.monotonic()
         self._epoch_used = False  # whether a row has come or gone in it
         # (epoch, (ROWS_PARTITIONS,) offsets of `rows` below which all deltas have an epoch up to it)
-        self._closed: deque[tuple[int, I64]] = deque(maxlen=MOST_CLOSED)
+        self._closed: deque[tuple[int, I64]] = deque()
         # Epoch up to which the row store has the deltas of each bucket, and their offset in `rows`.
         self._clean: I64 = np.zeros(buckets, np.int64)
         self._stored: I64 = np.zeros(buckets, np.int64)
         self._partition_of = np.arange(buckets) * ROWS_PARTITIONS // buckets
-        # Keys without a row, here and in the row store, and the epoch since which that is so: of the delta
-        # that removed it, or of the read that did not find it.
+        # Keys without a row, here and in the row store, and the epoch of the delta that removed it; 0: a read
+        # did not find it.
         self._absent: dict[tuple[int, int], int] = {}
 
     # --- deltas, on the follower's thread
@@ -148,6 +152,10 @@ class RowCache(ServingTable):
         if self._epoch_used:
             offsets = np.array([next_offsets.get(p, 0) for p in range(ROWS_PARTITIONS)], np.int64)
             with self._changes:
+                if (
+                    len(self._closed) == MOST_CLOSED
+                ):  # thinner, with the oldest: a late flush may reach only that
+                    self._closed = deque(list(self._closed)[::2])
                 self._closed.append((self._epoch, offsets))
                 self._epoch, self._epoch_used = self._epoch + 1, False
 
@@ -210,7 +218,7 @@ class RowCache(ServingTable):
             tables = np.full(len(keys), table, np.uint8)
             absent = self.native.absent(self._group_of[table], keys, tables, starts.astype(np.uint32))
             for key in keys[absent.astype(np.bool_)].tolist():
-                self._absent.setdefault((table, key), self._epoch)
+                self._absent.setdefault((table, key), 0)
 
     # --- rows that leave, on the thread of `CacheEvictor`
 
@@ -228,21 +236,25 @@ class RowCache(ServingTable):
     def evict(self, pause: Callable[[], object] = lambda: None) -> bool:
         """Remove rows while too many bytes are in use; returns whether that was enough.
 
-        pause: called between two holds of the lock. A thread that takes a lock again at once would keep out
-            those that wait for it.
+        pause: called between two holds of the lock; True: end. A thread that takes a lock again at once would
+            keep out those that wait for it.
         """
         self._forget_absent()
         most = MOST_ROUNDS * (sum(self.rows().values()) + self._buckets)
+        until_s = time.monotonic() + STORED_S  # then more rows may leave than now
         for _ in range(0, most, EVICT_ROWS):
             if self.native.bytes() <= self._rows_bytes():
                 return True
             self._evict_some(EVICT_ROWS)
-            pause()
+            if pause() or time.monotonic() > until_s:
+                break
         return False
 
     def _evict_some(self, budget: int) -> None:
         with self.lock:
-            self.native.evict_unused(self._rows_bytes(), budget, _held(self._clean).astype(np.uint16))
+            # Rows hold epochs in 16 bits, enough for 32,767: a bucket that is further behind keeps all rows.
+            clean = np.where(self._epoch - self._clean < EPOCHS // 2, _held(self._clean), 0)
+            self.native.evict_unused(self._rows_bytes(), budget, clean.astype(np.uint16))
 
     def _rows_bytes(self) -> int:
         return max(0, self.memory_bytes - ABSENT_BYTES * min(len(self._absent), self._most_absent()))
@@ -253,13 +265,13 @@ class RowCache(ServingTable):
     def _forget_absent(self) -> None:
         """Forget the oldest keys without a row, except of removals that the row store may lack."""
         with self._changes:
-            excess = len(self._absent) - self._most_absent()
-            if excess <= 0:
+            most = self._most_absent()
+            if len(self._absent) <= most:
                 return
-            keys = np.fromiter((key for _, key in self._absent), np.uint64, len(self._absent))
-            epochs = np.fromiter(self._absent.values(), np.int64, len(self._absent))
-            clean = epochs <= self._clean[bucket_of(keys, self._buckets)]
-            for one in [one for one, old in zip(self._absent, clean.tolist(), strict=True) if old][:excess]:
+            excess = len(self._absent) - int(FORGET_TO * most)
+            clean, shift = self._clean.tolist(), 64 - (self._buckets.bit_length() - 1)
+            old = ((t, key) for (t, key), epoch in self._absent.items() if epoch <= clean[key >> shift])
+            for one in list(islice(old, excess)):
                 del self._absent[one]
 
     @property
@@ -274,29 +286,34 @@ class CacheEvictor:
     def __init__(self, store: RowStore, cache: Callable[[], object], buckets: int) -> None:
         """`cache`: returns the present table of rows, if there is one."""
         self._store, self._cache, self._buckets = store, cache, [Bucket(b) for b in range(buckets)]
-        self._was_short = False
+        self._was_short, self._read_at_s = False, 0.0
 
     def run(self, stop: threading.Event) -> None:
         """Read what the row store has, and remove rows, until `stop` is set."""
-        read_at_s = 0.0
         while not stop.wait(EVICT_S):
             cache = self._cache()
             if not isinstance(cache, RowCache):
                 continue
-            if time.monotonic() >= read_at_s:
-                try:
-                    cache.stored(readable_metas(self._store, self._buckets)[0])
-                except FreshetError as error:
-                    log.warning("the row store's offsets cannot be read", reason=str(error))
-                read_at_s = time.monotonic() + STORED_S
-            self._report(short=not cache.evict(lambda: stop.wait(EVICT_PAUSE_S)), cache=cache)
+            try:
+                self._round(cache, stop)
+            except Exception as error:  # a bug must not end the thread, or memory would grow
+                log.error("rows cannot be evicted", exc_info=error)
+                stop.wait(STORED_S)
+
+    def _round(self, cache: RowCache, stop: threading.Event) -> None:
+        if time.monotonic() >= self._read_at_s:
+            self._read_at_s = time.monotonic() + STORED_S
+            try:
+                cache.stored(readable_metas(self._store, self._buckets)[0])
+            except FreshetError as error:
+                log.warning("the row store's offsets cannot be read", reason=str(error))
+        self._report(short=not cache.evict(lambda: stop.wait(EVICT_PAUSE_S)), cache=cache)
 
     def _report(self, *, short: bool, cache: RowCache) -> None:
         if short and not self._was_short:
             log.warning(
                 "rows take more memory than they may: the row store may lack their last changes",
                 bytes=cache.bytes_in_use,
-                limit_bytes=cache.memory_bytes,
             )
         self._was_short = short
 

@@ -1,7 +1,7 @@
 """Reads of rows that a server's cache lacks, from the row store; requests wait for them up to a bound.
 
 The rows of all requests that wait at a moment are read together. What comes after a request's bound still
-goes into the cache.
+goes into the cache, if the read had begun.
 """
 
 from __future__ import annotations
@@ -174,9 +174,10 @@ class RowReads:
         """Read keys into a cache; returns those that could not be read, with why."""
         try:
             read_into(cache, self._store, keys, self._buckets)
-        except Corrupt:
+        except Corrupt as error:
             buckets = bucket_of(keys.keys, self._buckets)
             if buckets[0] == buckets[-1]:  # keys rise, and so do buckets
+                log.warning("rows could not be read", reason=f"bucket {int(buckets[0])}: {error}")
                 return [("damaged", keys.keys)]
             middle = int(np.searchsorted(buckets, buckets[len(buckets) // 2]))
             middle = middle or int(np.searchsorted(buckets, buckets[0], side="right"))

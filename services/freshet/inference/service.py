@@ -159,8 +159,8 @@ class Inference:
         self._live = ServingState(self.rows, self.versions, clock)
         self._measure(registry, spec)
         self._reads = self._evictor = None
+        seconds = metrics.ROW_READ_SECONDS.histogram(registry).observe
         if settings.memory_bytes:
-            seconds = metrics.ROW_READ_SECONDS.histogram(registry).observe
             self._reads = RowReads(parts.store, spec.buckets, settings.rows_wait_ms / 1e3, seconds)
             self._evictor = CacheEvictor(parts.store, lambda: self.rows.state.sink, spec.buckets)
         scoring = Scoring(pipeline, self._live, settings, registry, self._reads)

@@ -6,11 +6,11 @@ namespace freshet {
 
 namespace {
 
-// Whether the row store may lack the row's last delta. Epochs count up from 1 and wrap around; rows of old epochs
-// become rows of epoch 0 as they are visited.
+// Whether the row store may lack the row's last delta; clean 0: it may lack any. Epochs count up from 1 and wrap
+// around; rows of old epochs become rows of epoch 0 as they are visited.
 bool is_pinned(const Header& row, uint16_t clean) {
   const auto epoch = static_cast<uint16_t>(row.meta >> meta::kEpochShift);
-  return epoch && static_cast<int16_t>(epoch - clean) > 0;
+  return epoch && (clean == 0 || static_cast<int16_t>(epoch - clean) > 0);
 }
 
 }  // namespace

@@ -60,7 +60,9 @@ def test_figures_are_those_of_the_samples(
             if which.any():
                 assert found[kind.name]["logloss"] == pytest.approx(logloss(p[which], y[which]), abs=1e-6)
                 exact = auc(p[which], y[which])  # the histogram counts samples of one bin as tied
-                assert found[kind.name]["auc"] == pytest.approx(exact, abs=0.01, nan_ok=True)
+                pairs = max(1, int((y[which] > 0).sum() * (y[which] <= 0).sum()))
+                few = max(0.01, 1 / pairs)  # two of these
+                assert found[kind.name]["auc"] == pytest.approx(exact, abs=few, nan_ok=True)
         assert sum(window.measures["n"] for window in figures.curve[kind.name]) == mine.sum()
 
 

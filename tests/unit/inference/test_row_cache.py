@@ -277,3 +277,38 @@ def test_row_that_is_evicted_during_its_read_is_not_absent(tmp_path: Path) -> No
     thread.join()
     scene.reader.close()
     log.close()
+
+
+def test_keys_without_a_row_are_forgotten_while_no_delta_comes(tmp_path: Path) -> None:
+    log = open_log(f"sqlite:{tmp_path}/log")
+    scene = Scene(tmp_path, log, 0)
+    scene.cache.memory_bytes = 100_000
+    before = scene.cache.bytes_in_use
+    for first in range(1, 2_000, 100):
+        keys = keys_of(*range(first, first + 100))
+        unknown = MissingKeys.concat([MissingKeys(np.zeros(len(keys), np.uint8), keys)])
+        read_into(scene.cache, cast(RowStore, scene.store), unknown, BUCKETS)
+        scene.cache.evict()
+    assert before < scene.cache.bytes_in_use < before + 0.11 * scene.cache.memory_bytes
+    scene.reader.close()
+    log.close()
+
+
+def test_flushes_that_are_late_by_many_epochs_let_rows_leave(tmp_path: Path) -> None:
+    log = open_log(f"sqlite:{tmp_path}/log")
+    scene = Scene(tmp_path, log, 0)
+    metas = []
+    for number in range(1, 401):  # each row learns once
+        scene.shard.train([number], 1.0)
+        scene.flush()
+        metas.append(scene.store.newest.metas(EVERY_BUCKET))
+        scene.follow()
+        scene.follow()
+        scene.cache.stored(metas[max(0, len(metas) - 100)])
+        scene.cache.evict()
+    old = batch_of(keys_of(*range(1, 101)), buckets=BUCKETS)
+    new = batch_of(keys_of(*range(303, 401)), buckets=BUCKETS)  # the row store is known to lack these
+    assert len(scene.cache.missing(0, old)) > 0
+    assert len(scene.cache.missing(0, new)) == 0
+    scene.reader.close()
+    log.close()
