@@ -143,7 +143,7 @@ def test_scores_of_a_batch_equal_those_of_each_request_alone(server: Running) ->
     for found in (together, pipeline.score_all(asked, world.rows, model)):
         for one, alone in zip(found, asked, strict=True):
             assert isinstance(one, Scored)
-            expected = pipeline.score_one(alone, world.rows, model)
+            expected = pipeline.score(pipeline.request(alone), world.rows, model)
             np.testing.assert_array_equal(one.predictions, expected.predictions)
             np.testing.assert_array_equal(one.scores, expected.scores)
             assert one.unknown == expected.unknown

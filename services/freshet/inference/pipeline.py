@@ -251,10 +251,6 @@ class Pipeline:
             raise unreadable(samples.why[0])
         return samples
 
-    def score_one(self, encoded: Encoded, table: Lookup, scorer: Scorer, *, explain: bool = False) -> Scored:
-        """Score one request. Raises BadInput as `request`."""
-        return self.score(self.request(encoded), table, scorer, explain=explain)
-
     def score_all(self, encoded: Sequence[Encoded], table: Lookup, scorer: Scorer) -> list[Scored | BadInput]:
         """Score requests together; each result equals that of `score`, to the bit, or is its error."""
         if len(encoded) > 1 and not scores_requests(scorer):

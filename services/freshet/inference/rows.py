@@ -410,10 +410,8 @@ class RowFollower:
         try:
             damaged = [Bucket(b) for b in table.damaged]
             self._store.metas(damaged)
-            if (
-                not table.sink.holds_all
-            ):  # their rows are read as they are needed, and their deltas are applied
-                table.damaged.clear()
+            if not table.sink.holds_all:
+                table.damaged.clear()  # rows are read as they are needed, and deltas are applied
                 return
             sink = self._make_sink()
             for runs in self._store.scan(damaged):
