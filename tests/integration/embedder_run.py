@@ -10,6 +10,7 @@ from bench.workload import Workload, append
 from freshet.apps.pipeline import Pipeline
 from freshet.apps.trainer import TrainerProcess
 from freshet.config.spec.model import Spec, Train
+from freshet.coordination.assignment import slices_of
 from freshet.coordination.claims import Claims
 from freshet.embedder.block_decoder import BlockDecoders
 from freshet.embedder.service import Embedder, EmbedderAddress
@@ -82,7 +83,11 @@ def scene(folder: Path, spec: Spec) -> Iterator[Scene]:
 
 @contextmanager
 def shards(pipeline: Pipeline, count: int) -> Iterator[None]:
-    """So many shards of the model, in this process, until the block ends."""
+    """So many shards of the model, in this process, until the block ends.
+
+    The block begins once each has its share of the buckets. Pushes between the flush and the release of a
+    bucket that moves are sent again by their rank (PROTOCOL 7), but not by one that has ended.
+    """
     stop = threading.Event()
     made = [
         ParamServer(
@@ -97,6 +102,12 @@ def shards(pipeline: Pipeline, count: int) -> Iterator[None]:
     for thread in threads:
         thread.start()
     try:
+        share = len(slices_of(pipeline.spec.buckets)) // count
+        wait_until(
+            "each shard has its share",
+            lambda: all(shard.status()["slices"] == share for shard in made),
+            within_s=DEADLINE_S,
+        )
         yield
     finally:
         stop.set()
