@@ -1,15 +1,15 @@
 """Rank requests to a server with a share of the rows in memory, beside one that has all of them.
 
-    python -m bench.tiered_serving [--items 5000000] [--share 0.05] [--skew 1.15] [--rate 50]
-        [--store sqlite|redis] [--quick]
+    python -m bench.tiered_serving [--items 5000000] [--share 0.05] [--skew 1.15] [--rate 200]
+        [--folder build] [--quick]
 
 The feed example without its crosses, on a row store whose rows were all learned once. Requests have
 100 candidates, drawn by Zipf's law (`skew`) over the items, and come at `rate` a second whether earlier ones
-are answered or not; those of the first seconds, which fill the cache, do not count. Both servers are
-processes, one after the other. `equal` is the share of answers of the cache that equal those of all rows to
-the bit.
+are answered or not; those of the first seconds, which warm the server, do not count. Both servers are
+processes, one after the other; the second has `share` of the first's bytes of rows as memory, and its other
+rows on the disk of `folder`. `equal` is the share of its answers that equal those of the first to the bit.
 
-Bound by reads of the row store, one for each request that lacks a row.
+Bound by reads of the disk, one for each row that is not in memory.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,17 @@ import orjson
 from bench import open_loop
 from bench.report import Figures, command
 from bench.table_sizes import zipf
+from freshet.config.spec.layout import Group, layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
 from freshet.inference.pipeline import Pipeline
-from freshet.inference.row_cache import MissingKeys, RowCache
 from freshet.process.memory import shorten_pauses
-from freshet.tables import KeyGroup
-from freshet.types import F32, I64, OffsetRange, bucket_of
+from freshet.tables import KeyGroup, Plan
+from freshet.testing.conditions import wait_until
+from freshet.types import F32, I64, OffsetRange
 from tests.fixtures.inference import CONTEXT, NOW, RANKED, greedy, serving
 from tests.fixtures.serving import FEED
 from tests.fixtures.trained_model import World
-from tests.servers.redis_cluster import RedisCluster
 
 CANDIDATES, BUCKETS = 100, 1024
 AT_ONCE, FLUSHED = 10_000, 50  # items learned by a push, and pushes before a flush
@@ -82,23 +83,22 @@ def user(number: int) -> dict[str, Any]:
     return {"id": number, "country": "DE", "last_items": []}
 
 
-def learn(folder: Path, url: str, items: int) -> None:
+def learn(folder: Path, items: int) -> None:
     """Fill a row store."""
-    world = World(folder, spec(), RANKED, BUCKETS, url)
+    world = World(folder, spec(), RANKED, BUCKETS)
     world.create()
-    pipeline = Pipeline(world.spec, RANKED)
-    partitions = world.spec.partitions
-    probe = RowCache(world.layout, buckets=BUCKETS, partitions=partitions, seed=0, memory_bytes=0)
+    pipeline, group = Pipeline(world.spec, RANKED), world.layout.groups[0]
+    plan = plan_of(world.spec, group)
     rng = np.random.default_rng(0)
-    group = world.layout.groups[0]
     for n, first in enumerate(range(0, items, AT_ONCE)):
         items_here = candidates(np.arange(first, min(first + AT_ONCE, items)))
         event = {**CONTEXT, "user": user(first), "request_id": 1}
         encoded = pipeline.encoded([{**event, "items": items_here}], len(items_here))
-        keys = pipeline.missing(pipeline.requests([encoded]), probe)
-        world.rows.push(
-            [OffsetRange(0, n, n + 1)], NOW, [grouped(keys)], [noise(rng, len(keys), group.width)]
-        )
+        keys = pipeline.requests([encoded]).groups[0]
+        plan.build(keys.keys, keys.feature_starts)
+        grouped = KeyGroup(0, plan.keys, plan.tables, plan.bucket_starts)
+        gradients = noise(rng, len(plan.keys), group.width)
+        world.rows.push([OffsetRange(0, n, n + 1)], NOW, [grouped], [gradients])
         if n % FLUSHED == FLUSHED - 1:
             world.flush()
     world.publish()
@@ -108,10 +108,24 @@ def learn(folder: Path, url: str, items: int) -> None:
     world.close()
 
 
-def grouped(keys: MissingKeys) -> KeyGroup:
-    """Return keys of the first store group as those of a push."""
-    starts = np.searchsorted(bucket_of(keys.keys, BUCKETS), np.arange(BUCKETS + 1)).astype(np.uint32)
-    return KeyGroup(0, keys.keys, keys.tables, starts)
+def plan_of(spec: Spec, group: Group) -> Plan:
+    """Return a plan for a store group's features."""
+    tables = [spec.table(spec.features[f].table or "").id for f in group.features]
+    return Plan(tables=np.array(tables, np.uint8), buckets=BUCKETS)
+
+
+def unique_keys(requests: list[bytes]) -> float:
+    """Return the unique keys of a request, on average."""
+    made = spec()
+    pipeline = Pipeline(made, RANKED)
+    plan = plan_of(made, layout_of(made).groups[0])
+    sums = 0
+    for body in requests:
+        asked = orjson.loads(body)
+        event = {**asked["context"], "request_id": 1, "items": asked["candidates"]}
+        keys = pipeline.requests([pipeline.encoded([event], CANDIDATES)]).groups[0]
+        sums += plan.build(keys.keys, keys.feature_starts)
+    return sums / len(requests)
 
 
 def noise(rng: np.random.Generator, rows: int, width: int) -> F32:
@@ -120,75 +134,79 @@ def noise(rng: np.random.Generator, rows: int, width: int) -> F32:
 
 
 @contextmanager
-def row_store(folder: Path, kind: str) -> Iterator[str]:
-    """Yield the URL of a row store; a Redis Cluster of six servers runs meanwhile."""
-    if kind != "redis":
-        yield f"sqlite:{folder}/rows"
-        return
-    with RedisCluster(folder / "redis", {"appendonly": "no"}) as cluster:
-        yield f"redis://{cluster.addresses}/bench"
-
-
-@contextmanager
-def server(folder: Path, url: str, memory_bytes: int) -> Iterator[str]:
+def server(folder: Path, memory_bytes: int) -> Iterator[str]:
     """Run a server as a process; yields its address."""
-    words = [sys.executable, "-m", "bench.tiered_serving", "--serve", str(folder), url, str(memory_bytes)]
+    words = [sys.executable, "-m", "bench.tiered_serving", "--serve", str(folder), str(memory_bytes)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         try:
-            yield next(line for line in process.stdout if line.startswith("http")).strip()
+            url = next(line for line in process.stdout if line.startswith("http")).strip()
+            wait_until("rows are served", partial(is_ready, url), within_s=600)
+            yield url
         finally:
             process.stdin.close()
 
 
-def serve(folder: Path, url: str, memory_bytes: int) -> None:
+def is_ready(url: str) -> bool:
+    """Whether a server serves rows and a version."""
+    return httpx.get(f"{url}/health/ready").status_code == 200
+
+
+def serve(folder: Path, memory_bytes: int) -> None:
     """Serve until standard input ends."""
-    world = World(folder, spec(), RANKED, BUCKETS, url)
+    world = World(folder, spec(), RANKED, BUCKETS)
     shorten_pauses()  # as the service does
-    with serving(world, inference_memory_bytes=str(memory_bytes)) as running:
-        print(running.url, flush=True)
+    tier = {"inference_memory_bytes": str(memory_bytes), "inference_ssd_folder": str(folder)}
+    with serving(world, **(tier if memory_bytes else {})) as running:
+        sys.stdout.write(f"\n{running.url}\n")  # at once: other threads log to it
+        sys.stdout.flush()
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the parent reads one line
         sys.stdin.read()
     world.close()
 
 
 def counts(url: str) -> dict[str, float]:
-    """Return the counts of keys, rows and reads since the start, and the seconds of reads."""
+    """Return the counts of rows and reads since the start, and the seconds of reads."""
     text = httpx.get(f"{url}/metrics", timeout=30).text
-    found = {"here": 0.0, "missing": 0.0, "defaulted": 0.0, "sum": 0.0, "count": 0.0}
+    names = {
+        "freshet_inference_unread_rows_total": "missing",
+        "freshet_inference_row_read_seconds_sum": "sum",
+        "freshet_inference_row_read_seconds_count": "count",
+        "freshet_inference_defaulted_rows_total": "defaulted",
+    }
+    found = dict.fromkeys(names.values(), 0.0)
     for line in text.splitlines():
-        for name in ("sum", "count"):
-            if line.startswith(f"freshet_inference_row_read_seconds_{name} "):
-                found[name] = float(line.split()[-1])
-        for name in ("here", "missing"):
-            if line.startswith(f'freshet_inference_row_keys_total{{where="{name}"}}'):
-                found[name] = float(line.split()[-1])
-        if line.startswith("freshet_inference_defaulted_rows_total{"):
-            found["defaulted"] += float(line.split()[-1])
+        if name := names.get(line.split("{")[0].split(" ")[0]):
+            found[name] += float(line.split()[-1])
     return found
 
 
-def loaded(url: str, requests: list[bytes], rate: float, fill_s: float, seconds: float) -> Figures:
-    """Measure one server."""
+def loaded(
+    url: str, requests: list[bytes], rate: float, fill_s: float, seconds: float, began: float
+) -> Figures:
+    """Measure one server, which was started at `began`."""
     port = int(url.rsplit(":", 1)[1])
     first = int(FILL_RATE * fill_s)
+    started_s = time.perf_counter() - began
     open_loop.load(port, requests[:first], FILL_RATE, fill_s, seed=1)
     before = counts(url)
     figures = open_loop.load(port, requests[first:], rate, seconds, seed=2)
     after = counts(url)
     done = {name: after[name] - before[name] for name in after}
-    keys = done["here"] + done["missing"]
+    missing = done["missing"] / (rate * seconds)
     status = httpx.get(f"{url}/status", timeout=30).json()
     return {
+        "started_s": started_s,
         **figures,
-        "hits": done["here"] / keys if keys else 1.0,
-        "missing_a_request": done["missing"] / (rate * seconds),
+        "hits": 1 - missing / unique_keys(requests[first : first + 200]),
+        "missing_a_request": missing,
         "reads_per_s": done["count"] / seconds,
         "read_ms": 1e3 * done["sum"] / max(done["count"], 1),
         "defaulted_rows": done["defaulted"],
         "row_bytes": status["row_bytes"],
         "rows_held": status["rows_held"],
+        "ssd": status["ssd"],
     }
 
 
@@ -204,24 +222,24 @@ def measure(
     items: int = 5_000_000,
     share: float = 0.05,
     skew: float = 1.15,
-    rate: float = 50.0,
-    store: str = "sqlite",
+    rate: float = 200.0,
     folder: str = "build",
 ) -> Figures:
-    """Measure both servers; `store`: sqlite or redis."""
+    """Measure both servers."""
     items = min(items, 100_000) if quick else items
     fill_s, seconds = (3.0, 3.0) if quick else (FILL_S, SECONDS)
     requests = bodies(int(FILL_RATE * fill_s + rate * seconds), items, skew)
-    with tempfile.TemporaryDirectory(dir=folder) as name, row_store(Path(name), store) as rows:
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        learn(Path(name), items)
+        figures: Figures = {}
         began = time.perf_counter()
-        learn(Path(name), rows, items)
-        figures: Figures = {"learned_s": time.perf_counter() - began}
-        with server(Path(name), rows, 0) as url:
-            figures["all_rows"] = loaded(url, requests, rate, fill_s, seconds)
+        with server(Path(name), 0) as url:
+            figures["all_rows"] = loaded(url, requests, rate, fill_s, seconds, began)
             expected = answers(url, requests[:200])
         memory_bytes = int(figures["all_rows"]["row_bytes"] * share)
-        with server(Path(name), rows, memory_bytes) as url:
-            figures["cache"] = loaded(url, requests, rate, fill_s, seconds)
+        began = time.perf_counter()
+        with server(Path(name), memory_bytes) as url:
+            figures["tiered"] = loaded(url, requests, rate, fill_s, seconds, began)
             found = answers(url, requests[:200])
         figures["equal"] = np.mean([a == b for a, b in zip(found, expected, strict=True)])
     return {**figures, "memory_bytes": memory_bytes}
@@ -229,6 +247,6 @@ def measure(
 
 if __name__ == "__main__":
     if "--serve" in sys.argv:
-        serve(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+        serve(Path(sys.argv[2]), int(sys.argv[3]))
     else:
         command(measure, __doc__)

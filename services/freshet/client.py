@@ -97,7 +97,7 @@ class Ranking:
     unknown_rows: Mapping[str, int]  # feature -> values that have no row yet
     explored: bool  # whether the order is random
     defaulted_rows: Mapping[str, int] = field(default_factory=dict)
-    """Reason -> rows that the scores lack though the row store may have them."""
+    """Reason -> rows that the scores lack though the server's disk may have them."""
 
 
 @dataclass(frozen=True, slots=True)

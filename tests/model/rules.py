@@ -110,12 +110,6 @@ class Rules:
     """17 (found here): off, a reader starts with the fence of the last claim instead of the last flush."""
     read_through_if_absent: bool = True
     """17: off, the answer of a read-through overwrites what the reader has."""
-    cache_keeps_what_store_lacks: bool = True
-    """17: off, a row leaves a reader's memory before the row store has its last delta."""
-    cache_refuses_older: bool = True
-    """17: off, a row is taken from a store that lacks deltas of its bucket that it was seen to have."""
-    cache_reads_one_state: bool = True
-    """17: off, the bucket's `meta` may change while a row is read."""
     flush_publishes_first: bool = True
     """17: off, rows are flushed and counted as published without waiting for the log."""
     replace_publishes_whole: bool = True

@@ -1,8 +1,7 @@
-"""Serving readers (rule 17): one scans the row store, then follows `rows`; the other keeps a part of them."""
+"""A serving reader: bootstraps buckets from the row store, then follows `rows` (rule 17)."""
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING
 
 from .shard import Delta
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from .world import World
 
 FOLLOW = 8  # ticks
-LEAVING = 1200  # ticks in which rows leave a cache at the longest: some more than those of faults
 
 
 class Served:
@@ -115,101 +113,3 @@ class Reader(Process):
         yield self.sim.rng.choice([2, 6, 40])
         if row is not None:
             self.served[bucket].read_through(key, row, if_absent=self.rules.read_through_if_absent)
-
-
-class CachedBucket:
-    """A bucket of which a reader keeps some rows."""
-
-    def __init__(self, meta: Meta) -> None:
-        self.rows: dict[int, Row] = {}
-        self.last: dict[int, int] = {}  # offset of a row's last delta
-        self.fence, self.position, self.stored = meta.writer, meta.follow, meta.follow
-
-    def take(self, offset: int, delta: Delta) -> None:
-        """As `Served.take`."""
-        if delta.fence < self.fence:
-            return
-        self.fence = delta.fence
-        self.rows.update(delta.rows)
-        self.last.update(dict.fromkeys(delta.rows, offset))
-
-
-class CachedReader(Process):
-    """An inference server whose rows leave, and are read again.
-
-    It draws for itself, so no schedule depends on it.
-    """
-
-    def __init__(self, world: World, name: str) -> None:
-        super().__init__(world.sim, name)
-        self.world, self.rules = world, world.rules
-        self._rng = random.Random(f"{world.sim.seed} {name}")
-        self._buckets = [CachedBucket(world.store.node(b).master.metas[b]) for b in range(world.buckets)]
-        for bucket in range(world.buckets):
-            self.spawn(self._follow(bucket))
-            self.spawn(self._leave(bucket))
-        self.spawn(self._look_up())
-
-    def rows(self) -> dict[int, Row]:
-        """All rows as it serves them: those that it does not keep are the row store's."""
-        found: dict[int, Row] = {}
-        for number, bucket in enumerate(self._buckets):
-            found |= self.world.store.node(number).master.rows[number] | bucket.rows
-        return found
-
-    def _follow(self, number: int) -> Steps[None]:
-        bucket, topic = self._buckets[number], self.world.rows[self.world.rows_partition(number)]
-        while True:
-            for delta in topic.records[bucket.position :]:
-                if delta is not None and delta.bucket == number:
-                    bucket.take(bucket.position, delta)
-                bucket.position += 1
-            yield self._rng.choice([1, FOLLOW, 3 * FOLLOW])
-
-    def _leave(self, number: int) -> Steps[None]:
-        """Rows leave of which the row store has the last delta.
-
-        Some time none leaves any more, so that what was read then is still there in the end.
-        """
-        bucket, until = self._buckets[number], self._rng.randrange(LEAVING)
-        while self.sim.now < until:
-            yield self._rng.choice([2, 10])
-            try:
-                meta = self.world.store.source(number, replica=False).data().metas[number]
-            except Unavailable:
-                continue
-            bucket.stored = max(bucket.stored, meta.follow)
-            for key in list(bucket.rows):
-                has = bucket.last.get(key, -1) < bucket.stored or not self.rules.cache_keeps_what_store_lacks
-                if has and self._rng.random() < 0.5:
-                    del bucket.rows[key]
-
-    def _look_up(self) -> Steps[None]:
-        while True:
-            yield 2
-            key = self._rng.randrange(self.world.keys)
-            number = self.world.bucket_of(key)
-            if key not in self._buckets[number].rows:
-                self.spawn(self._read(number, key))
-
-    def _read(self, number: int, key: int) -> Steps[None]:
-        """Read meta, row and meta; pauses are long now and then."""
-        bucket, source = (
-            self._buckets[number],
-            self.world.store.source(number, replica=self._rng.random() < 0.5),
-        )
-        try:
-            before = source.data().metas[number]
-            yield self._rng.choice([0, 2, 40])
-            row = source.data().rows[number].get(key)
-            yield self._rng.choice([0, 2, 40])
-            after = source.data().metas[number]
-        except Unavailable:
-            return
-        yield self._rng.choice([0, 2, 40])
-        if self.rules.cache_reads_one_state and before.stamp != after.stamp:
-            return
-        if self.rules.cache_refuses_older and after.follow < bucket.stored:
-            return
-        if row is not None and key not in bucket.rows:
-            bucket.rows[key] = row

@@ -14,7 +14,7 @@ from .joiner import DISORDER, HORIZON, UNKNOWN, WINDOW, Checkpoint, Event, Joine
 from .ledger import Broken, Ledger
 from .log import Topic, Transactions
 from .rules import Rules
-from .serving import CachedReader, Reader
+from .serving import Reader
 from .shard import Delta, Shard
 from .simulation import Process, Simulation
 from .store import Store
@@ -106,7 +106,6 @@ class World:
         for at, what in plan(self, FAULTS):
             self.sim.after(at, partial(self._strike, *what))
         self.sim.after(1, self._watch_claims)
-        self.cache = CachedReader(self, "cache")
 
     # Places ---
 
@@ -265,7 +264,6 @@ class World:
             if isinstance(process, Reader):
                 served = {key: row for table in process.served for key, row in table.rows.items()}
                 self.ledger.check_rows(slot, served)
-        self.ledger.check_rows("reader with a cache", self.cache.rows())
         trainer = self._trainer()
         for dense in trainer.ranks if trainer else []:
             self.ledger.check_dense(dense.total())

@@ -24,7 +24,7 @@ DEFAULT_SHARE = 4
 
 @dataclass(frozen=True, slots=True)
 class RowsMemory:
-    """The memory bound of the rows of one process."""
+    """The memory bound of the rows of one process, and of an inference server."""
 
     setting: str  # the variable that sets the bound
     bytes: int  # 0: no bound
@@ -33,13 +33,23 @@ class RowsMemory:
     by_default: bool  # whether the variable is unset
     machine_bytes: int  # the machine's memory, or the cgroup's limit if that is less
     max_rows: Mapping[str, int]  # table -> rows beyond which it evicts; empty without tables
+    inference_bytes: int  # memory for rows of an inference server; 0: no bound
+    inference_ssd_folder: str  # its rows beyond that go here
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object for `--json`."""
         return asdict(self)
 
     def text(self) -> str:
-        """Return one or two sentences for the terminal."""
+        """Return some sentences for the terminal."""
+        if self.inference_ssd_folder:
+            return (
+                f"{self._trained()}. An inference server's rows may take {self.inference_bytes:,} bytes; "
+                f"beyond that they are in files in {self.inference_ssd_folder}"
+            )
+        return self._trained()
+
+    def _trained(self) -> str:
         whole = f"{self.machine_bytes / 1e9:.1f} GB of memory"
         if not self.bytes:
             return (
@@ -60,7 +70,7 @@ class RowsMemory:
         each = "" if self.setting == TRAINER else " of a shard"
         said = f"rows{each} may take {self.bytes:,} bytes, {how}"
         if self.ssd_folder:
-            return f"{said}. Beyond that the least used are in a file in {self.ssd_folder}"
+            return f"{said}. Beyond that the least used are in files in {self.ssd_folder}"
         if not self.max_rows:
             return said
         tables = ", ".join(f"{rows:,} rows of {table}" for table, rows in self.max_rows.items())
@@ -102,15 +112,18 @@ def trainer_rows_bound(settings: Settings) -> RowsBound:
 
 def rows_memory(settings: Settings) -> RowsMemory:
     """Return the bound of the trainer, or of a shard if shards hold the rows, without `max_rows`."""
-    machine = machine_memory_bytes()
+    from freshet.inference.rows import rows_bound
+
+    machine, served = machine_memory_bytes(), rows_bound(settings.inference)
+    last: tuple[dict[str, int], int, str] = ({}, served.bytes, served.ssd_folder)
     if settings.trainer.batches == "own":
         bound = trainer_rows_bound(settings)
         by_default = not settings.trainer.memory_bytes
-        return RowsMemory(TRAINER, bound.bytes, True, bound.ssd_folder, by_default, machine, {})
+        return RowsMemory(TRAINER, bound.bytes, True, bound.ssd_folder, by_default, machine, *last)
     if (bound := shard_rows_bound(settings)).bytes:
-        return RowsMemory(SHARD_EVICTS, bound.bytes, True, bound.ssd_folder, False, machine, {})
+        return RowsMemory(SHARD_EVICTS, bound.bytes, True, bound.ssd_folder, False, machine, *last)
     full = settings.paramserver.memory_bytes
-    return RowsMemory(SHARD_FULL, full, False, "", not full, machine, {})
+    return RowsMemory(SHARD_FULL, full, False, "", not full, machine, *last)
 
 
 def rows_memory_by_table(spec: Spec, settings: Settings) -> RowsMemory:

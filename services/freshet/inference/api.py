@@ -70,8 +70,8 @@ RANKING = record(
         "unknown_rows": mapping(integer(), "values without a row, by feature"),
         "defaulted_rows": mapping(
             integer(),
-            "by reason: rows that the scores lack though the row store may have them; only with "
-            "FRESHET_INFERENCE_MEMORY_BYTES. late, unavailable, damaged or busy",
+            "by reason: rows that the scores lack though the local disk may have them; only with "
+            "FRESHET_INFERENCE_SSD_FOLDER. late, unreadable or busy",
         ),
         "explored": boolean("whether the order is random"),
     },
@@ -153,8 +153,9 @@ PROGRESS = Endpoint(
 _FIGURES = {
     "version": nullable(integer(), "number of the version served"),
     "freshness_ms": nullable(integer(), "now minus the newest event learned from"),
-    "rows_held": integer("rows in memory"),
+    "rows_held": integer("rows in memory and on the local disk; with rows on disk an estimate"),
     "row_bytes": integer("memory of rows with their indexes"),
+    "ssd": {**OBJECT, "description": "rows on the local disk, and reads and writes of them"},
     "corrupt_deltas": integer("damaged row deltas that were skipped"),
     "not_finite_rows": integer("rows skipped because a value was not finite"),
     "missing_rows": integer("rows of damaged buckets of the row store, served as if never learned"),

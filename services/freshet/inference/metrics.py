@@ -26,36 +26,48 @@ SHED = Metric(
 UNKNOWN_ROWS = Metric(
     "freshet_inference_unknown_rows", "counter", "values", "Values without a row, by feature.", ("feature",)
 )
-ROW_KEYS = Metric(
-    "freshet_inference_row_keys",
+UNREAD_ROWS = Metric(
+    "freshet_inference_unread_rows",
     "counter",
-    "keys",
-    "Keys of requests, each once a request, whose rows were in memory (`here`) or had to be read from the "
-    "row store first (`missing`); none are counted without FRESHET_INFERENCE_MEMORY_BYTES.",
-    ("where",),
+    "rows",
+    "Rows, each once a request, that had to be looked for on the local disk before a request was scored.",
 )
 DEFAULTED_ROWS = Metric(
     "freshet_inference_defaulted_rows",
     "counter",
     "rows",
-    "Rows that requests were scored without, as if they had never learned, though the row store may have "
-    "them: it did not answer within FRESHET_INFERENCE_ROWS_WAIT (`late`), could not be read (`unavailable`), "
-    "has damaged pages of the row's bucket (`damaged`), or too many keys waited to be read (`busy`).",
+    "Rows that requests were scored without, as if they had never learned, though the local disk may have "
+    "them: they were not read within FRESHET_INFERENCE_ROWS_WAIT (`late`), the disk cannot be read or is not "
+    "as it was written (`unreadable`), or too many rows waited to be read (`busy`).",
     ("why",),
 )
 ROW_BYTES = Metric(
     "freshet_inference_row_bytes",
     "gauge",
     "bytes",
-    "Memory of rows with their indexes. It passes FRESHET_INFERENCE_MEMORY_BYTES only while the row store "
-    "may lack the last changes of most rows.",
+    "Memory of rows with their indexes.",
+)
+SSD_ROWS = Metric(
+    "freshet_inference_ssd_rows", "gauge", "rows", "Rows on the local disk alone (SSD_FOLDER), about."
+)
+SSD_BYTES = Metric(
+    "freshet_inference_ssd_bytes",
+    "gauge",
+    "bytes",
+    "Bytes of the files of rows on the local disk that are in use.",
+)
+SSD_FULL = Metric(
+    "freshet_inference_ssd_full",
+    "gauge",
+    "1",
+    "1 while the disk, or SSD_BYTES, is full: rows stay in memory beyond its bound.",
 )
 ROW_READ_SECONDS = Metric(
     "freshet_inference_row_read_seconds",
     "histogram",
     "seconds",
-    "Time of a read of missing rows from the row store, for all requests that waited.",
-    buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0),
+    "Time of a read of rows from the local disk, for all requests that waited.",
+    buckets=(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0),
 )
 EXPLORED = Metric("freshet_inference_explored", "counter", "requests", "Requests ordered at random.")
 FRESHNESS = Metric(
@@ -145,9 +157,12 @@ METRICS = (
     SHED,
     CANDIDATES,
     UNKNOWN_ROWS,
-    ROW_KEYS,
+    UNREAD_ROWS,
     DEFAULTED_ROWS,
     ROW_BYTES,
+    SSD_ROWS,
+    SSD_BYTES,
+    SSD_FULL,
     ROW_READ_SECONDS,
     EXPLORED,
     FRESHNESS,

@@ -7,7 +7,7 @@ S floats of a row, N occurrences.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,14 +26,13 @@ from freshet.features import (
     JsonTranscoder,
     RequestDecoder,
 )
-from freshet.inference.row_cache import MissingKeys, RowCache
-from freshet.inference.row_reads import RowsRead
+from freshet.inference.row_reads import RowsRead, Unread, unread_of
 from freshet.inference.schemas import request_schema
 from freshet.inference.versions import Scorer
 from freshet.json_text import written
 from freshet.model.hedge import HedgeDense
 from freshet.model.inputs import GroupInputs, ModelInputs, scores_requests
-from freshet.tables import Plan, UniqueKeys
+from freshet.tables import PERHAPS_ON_DISK, Plan, UniqueKeys
 from freshet.types import F32, I32, I64, U8, U32, BytesColumn
 
 Unknown = dict[str, int]
@@ -162,7 +161,7 @@ class Encoded:
 
     events: BytesColumn  # one, or one per candidate if the spec explodes no array
     candidates: int
-    read: RowsRead | None = None  # of its missing rows; None: they were not read yet
+    read: RowsRead | None = None  # of its rows on disk; None: they were not read yet
 
     @property
     def size(self) -> int:
@@ -177,6 +176,7 @@ class Scored:
     predictions: F32  # (B, L)
     scores: F32  # (B,) by the spec's score expression
     unknown: Mapping[str, int]  # {feature: values without a row}
+    unread: Unread = frozenset()  # keys whose rows may be on disk: their scores are those of absent rows
     defaulted: Mapping[str, int] = field(default_factory=dict)  # {one of DEFAULTED_WHYS: rows}
     rows: Mapping[str, FeatureRows] | None = None  # by feature; only for `explain`
 
@@ -186,7 +186,8 @@ class _LookedUp:
     """One store group's part of a batch."""
 
     inputs: GroupInputs
-    found: U8  # (U,)
+    found: U8  # (U,) bool
+    unread: Unread
     touched: U32 | None  # (U,); only for `explain`
 
 
@@ -223,14 +224,6 @@ class Pipeline:
         counts = np.array([one.candidates for one in encoded], np.uint32)
         return self._decoder.decode(_joined(encoded), counts)
 
-    def missing(self, samples: Decoded | DecodedRequests, cache: RowCache) -> MissingKeys:
-        """Return the keys of samples that must be read before they are scored. The cache's lock is held."""
-        found = []
-        for index, keys in enumerate(samples.groups):
-            self._plans[index].build(keys.keys, keys.feature_starts)
-            found.append(cache.missing(index, self._plans[index]))
-        return MissingKeys.concat(found)
-
     def score(
         self, samples: Decoded | DecodedRequests, table: Lookup, scorer: Scorer, *, explain: bool = False
     ) -> Scored:
@@ -242,7 +235,8 @@ class Pipeline:
         predictions = scorer.score(inputs)
         (unknown,) = self._unknown(samples, groups)
         facts = self._facts(inputs, groups) if explain else None
-        return Scored(predictions, self._scores(predictions), unknown, rows=facts)
+        unread = frozenset[tuple[int, int]]().union(*(group.unread for group in groups))
+        return Scored(predictions, self._scores(predictions), unknown, unread, rows=facts)
 
     def request(self, encoded: Encoded) -> DecodedRequests:
         """Decode the candidates of one request. Raises BadInput if that fails, as if its key is null."""
@@ -257,19 +251,19 @@ class Pipeline:
             return [one for a in encoded for one in self.score_all([a], table, scorer)]
         natively = self._natively(encoded, table, scorer)
         if natively is not None:
-            return natively
+            return [*natively]
         samples = self.requests(encoded)
         if len(samples.bad):
             return self._without_bad(encoded, samples, table, scorer)
         if len(encoded) == 1:
             return [self.score(samples, table, scorer)]
         inputs, groups = self._inputs(samples, table, touched=False)
+        if any(group.unread for group in groups):  # which request needs which?
+            return [one for a in encoded for one in self.score_all([a], table, scorer)]
         predictions = scorer.score(inputs)
-        return _split(encoded, predictions, self._scores(predictions), self._unknown(samples, groups))
+        return [*_split(encoded, predictions, self._scores(predictions), self._unknown(samples, groups))]
 
-    def _natively(
-        self, encoded: Sequence[Encoded], table: Lookup, scorer: Scorer
-    ) -> list[Scored | BadInput] | None:
+    def _natively(self, encoded: Sequence[Encoded], table: Lookup, scorer: Scorer) -> list[Scored] | None:
         """Score in one native call; None if rows or model are not native, or a request has an error."""
         store = getattr(table, "native", None)
         if self._native is None or store is None or not isinstance(scorer, HedgeDense):
@@ -281,12 +275,16 @@ class Pipeline:
         made = self._native.score(store, scorer.native, self._lane[1], events.data, events.ends, counts)
         if made is None:
             return None
-        predictions, scores, without_row = made
+        predictions, scores, without_row, (requests, tables, keys) = made
         unknown: list[Unknown] = [{} for _ in encoded]
         if without_row is not None:
             for mine, row in zip(unknown, without_row.tolist(), strict=True):
                 mine.update((name, n) for name, n in zip(self._names, row, strict=True) if n)
-        return _split(encoded, predictions, scores, unknown)
+        scored = _split(encoded, predictions, scores, unknown)
+        for r in np.unique(requests).tolist():
+            mine = requests == r
+            scored[r] = replace(scored[r], unread=unread_of(tables[mine], keys[mine]))
+        return scored
 
     def _without_bad(
         self, encoded: Sequence[Encoded], samples: DecodedRequests, table: Lookup, scorer: Scorer
@@ -319,7 +317,9 @@ class Pipeline:
         when = np.empty(count, np.uint32) if touched else None
         table.lookup(index, plan, rows, create=False, found=found, touched=when)
         inputs = GroupInputs(rows, plan.positions, keys.feature_starts, keys.list_ends, shared)
-        return _LookedUp(inputs, found, when)
+        on_disk = found == PERHAPS_ON_DISK
+        found[on_disk] = 0
+        return _LookedUp(inputs, found, unread_of(plan.tables[on_disk], plan.keys[on_disk]), when)
 
     def _scores(self, predictions: F32) -> F32:
         """Return the (B,) scores of (B, L) predictions."""
@@ -385,7 +385,7 @@ def _native_steps(score: Expression, labels: Sequence[str]) -> list[tuple[int, f
 
 def _split(
     encoded: Sequence[Encoded], predictions: F32, scores: F32, unknown: Sequence[Unknown]
-) -> list[Scored | BadInput]:
+) -> list[Scored]:
     """Split (B, L) predictions and (B,) scores by request."""
     if len(encoded) == 1:
         return [Scored(predictions, scores, unknown[0])]

@@ -17,10 +17,12 @@ from typing import Protocol
 import numpy as np
 import structlog
 
+from freshet.config.settings import Inference as Settings
 from freshet.config.spec.identity import explain_defaults
 from freshet.config.spec.layout import Layout
 from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import (
+    ConfigError,
     Corrupt,
     DataLost,
     FreshetError,
@@ -28,13 +30,14 @@ from freshet.errors import (
     Unavailable,
     first_line,
 )
+from freshet.inference.row_reads import Unread, unread_of
 from freshet.log import EventLog, Reader
 from freshet.observability.skipped_state import skip
 from freshet.observability.spans import record_rows_applied
 from freshet.observability.tracing import now_ns
 from freshet.rows.deltas import decode_rows
 from freshet.rows.store import RowStore, TellsDamage
-from freshet.tables import Store, UniqueKeys
+from freshet.tables import NO_BOUND, RowsBound, SsdRows, Store, UniqueKeys
 from freshet.tables.runs import runs_of
 from freshet.types import (
     F32,
@@ -53,29 +56,50 @@ from freshet.types import (
     bucket_of,
 )
 
+SSD_FOLDER, MEMORY_BYTES = "FRESHET_INFERENCE_SSD_FOLDER", "FRESHET_INFERENCE_MEMORY_BYTES"
+
+
+def rows_bound(settings: Settings) -> RowsBound:
+    """Return the memory of a server's rows, and where they go beyond it.
+
+    Raises ConfigError if one of memory and folder is set without the other.
+    """
+    folder, most = settings.ssd_folder, settings.memory_bytes
+    if folder and not most:
+        raise ConfigError("environment", MEMORY_BYTES, most, f"bytes beyond which rows go to {SSD_FOLDER}")
+    if most and not folder:
+        raise ConfigError(
+            "environment", SSD_FOLDER, folder, f"a folder on a local disk for rows beyond {MEMORY_BYTES}"
+        )
+    return RowsBound(most, folder, settings.ssd_bytes)
+
+
 NEVER_LATER_S = 0xFFFFFFFF
 """Latest second that a row can hold, in 2106."""
 
 
 class ServingTable:
-    """Rows for lookups, which may run during writes. One thread writes."""
+    """Rows for lookups, which may run during writes. One thread writes.
+
+    Rows beyond a bound of memory are on a local disk: a lookup reports keys that may have one there as
+    PERHAPS_ON_DISK, and `fetch` reads them.
+    """
 
     def __init__(
-        self, layout: Layout, *, buckets: int, partitions: int, seed: int, cache: bool = False
+        self, layout: Layout, *, buckets: int, partitions: int, seed: int, bound: RowsBound = NO_BOUND
     ) -> None:
+        """Hold no row yet. Raises ConfigError if the bound's folder cannot hold rows."""
+
         def store(*, serving: bool) -> Store:
             return Store(
-                layout,
-                buckets=buckets,
-                partitions=partitions,
-                seed=seed,
-                serving=serving,
-                changes=False,
-                cache=cache and serving,
+                layout, buckets=buckets, partitions=partitions, seed=seed, serving=serving, changes=False
             )
 
         self._layout = layout
+        self._buckets = buckets
         self._rows = store(serving=True)
+        if bound.ssd_folder:
+            self._rows.keep_on_disk(bound)
         self.native = self._rows.native  # for native code that scores with it
         self._unpacker = store(serving=False)  # empty: it only unpacks rows
         self._group_of = {table: group.index for group in layout.groups for table in group.tables}
@@ -123,20 +147,13 @@ class ServingTable:
 
         Raises Corrupt if the table is unknown or has another width.
         """
-        self.check(table, values)
-        touched = np.full(len(keys), min(max(event_time_ms, 0) // 1000, NEVER_LATER_S), np.uint32)
-        self._rows.import_values(table, keys, values, touched=touched)
-
-    def check(self, table: int, values: F32) -> None:
-        """Check (N, S) float32 values of a delta.
-
-        Raises Corrupt if the table is unknown or has another width.
-        """
         group = self._group_of.get(table)
         if group is None or values.shape[1] != self._layout.groups[group].width:
             raise Corrupt(
                 f"a delta of table {table} with {values.shape[1]} floats a row does not fit the spec"
             )
+        touched = np.full(len(keys), min(max(event_time_ms, 0) // 1000, NEVER_LATER_S), np.uint32)
+        self._rows.import_values(table, keys, values, touched=touched)
 
     def remove(self, table: int, keys: U64) -> None:
         """Remove the rows of (N,) uint64 keys, if any. Raises Corrupt if the table is unknown."""
@@ -144,21 +161,38 @@ class ServingTable:
             raise Corrupt(f"removals of table {table}, which the spec does not have")
         self._rows.remove(table, keys)
 
+    def fetch(self, keys: Unread) -> Unread:
+        """Read rows from disk into memory; returns the keys that have none.
+
+        Raises OSError if the disk cannot be read, or is not as it was written.
+        """
+        absent = set[tuple[int, int]]()
+        for group in self._layout.groups:
+            mine = sorted((key, table) for table, key in keys if self._group_of[table] == group.index)
+            if not mine:
+                continue
+            numbers = np.array([key for key, _ in mine], np.uint64)
+            tables = np.array([table for _, table in mine], np.uint8)
+            starts = np.searchsorted(bucket_of(numbers, self._buckets), np.arange(self._buckets + 1))
+            here = self.native.fetch(group.index, numbers, tables, starts.astype(np.uint32))
+            absent |= unread_of(tables[here == 0], numbers[here == 0])
+        return frozenset(absent)
+
+    def check_disk(self) -> None:
+        """Raise DataLost if rows on disk could not be read or written, or are not as they were written."""
+        try:
+            self.native.check_cold()
+        except OSError as error:
+            raise DataLost(f"rows on the local disk are lost: {error}") from error
+
     @property
-    def holds_all(self) -> bool:
-        """Whether the row store is read at the start; else its rows are read as they are needed."""
-        return True
-
-    def stored(self, metas: Mapping[Bucket, BucketMeta]) -> None:
-        """Do nothing: a table with all rows needs not know what the row store has."""
-
-    def followed(self, next_offsets: Mapping[int, int]) -> None:
-        """Do nothing: a table with all rows needs not know how far deltas are applied."""
-
-    @property
-    def bytes_in_use(self) -> int:
-        """Bytes of rows with their indexes."""
+    def memory_bytes(self) -> int:
+        """Bytes of rows in memory with their indexes."""
         return self._rows.memory_bytes
+
+    def ssd_rows(self) -> SsdRows:
+        """Return what is on the local disk."""
+        return self._rows.ssd_rows()
 
     def rows(self) -> dict[int, int]:
         """Return {table id: number of rows}."""
@@ -196,15 +230,8 @@ class RowSink(Protocol):
     def remove(self, table: int, keys: U64) -> object:
         """Remove the rows of (N,) uint64 keys; unknown keys are no error."""
 
-    @property
-    def holds_all(self) -> bool:
-        """Whether the row store is read at the start; else its rows are read as they are needed."""
-
-    def stored(self, metas: Mapping[Bucket, BucketMeta]) -> None:
-        """Take note of what the row store has, if not all rows are held."""
-
-    def followed(self, next_offsets: Mapping[int, int]) -> None:
-        """Take note of {partition of `rows`: offset below which all deltas are applied, and no others}."""
+    def check_disk(self) -> None:
+        """Raise DataLost if rows of the table are lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,22 +257,6 @@ class RowsState:
     not_finite: int = 0  # rows that were skipped because a value was not finite
     damaged: Mapping[int, Damage] = field(default_factory=dict)  # by bucket, at the store's last read
     reason: str = "the row store has not been read yet"  # problem with the rows; "": none
-
-
-def readable_metas(
-    store: RowStore, buckets: Sequence[Bucket]
-) -> tuple[Mapping[Bucket, BucketMeta], Mapping[Bucket, str]]:
-    """Return the metas of buckets, and {damaged bucket: what is wrong}."""
-    try:
-        return store.metas(buckets), {}
-    except Corrupt as error:
-        if len(buckets) == 1:
-            return {}, {buckets[0]: str(error)}
-    middle = len(buckets) // 2
-    (found, errors), (more, others) = (
-        readable_metas(store, part) for part in (buckets[:middle], buckets[middle:])
-    )
-    return {**found, **more}, {**errors, **others}
 
 
 class RowFollower:
@@ -350,9 +361,6 @@ class RowFollower:
                 table.view.scanned(bucket, meta.fence, meta.rows_offset)
                 table.follow_from(bucket, meta.rows_offset)
                 table.clock_ms = max(table.clock_ms, meta.clock_ms)
-            if not table.sink.holds_all:
-                table.sink.stored(metas)
-                continue
             try:
                 for runs in self._store.scan(group):
                     table.sink.import_runs(runs)
@@ -374,9 +382,16 @@ class RowFollower:
 
     def _metas(self, group: Sequence[Bucket], table: FollowedTable) -> Mapping[Bucket, BucketMeta]:
         """Return the readable metas, and record the other buckets as damaged."""
-        found, errors = readable_metas(self._store, group)
-        table.damaged |= {bucket: Damage(0, reason) for bucket, reason in errors.items()}
-        return found
+        try:
+            return self._store.metas(group)
+        except Corrupt:
+            found: dict[Bucket, BucketMeta] = {}
+            for bucket in group:
+                try:
+                    found.update(self._store.metas([bucket]))
+                except Corrupt as error:
+                    table.damaged[bucket] = Damage(0, str(error))
+            return found
 
     def _bootstrap_alone(self, bucket: Bucket, meta: BucketMeta | None, table: FollowedTable) -> None:
         """Read the intact pages of one bucket."""
@@ -410,9 +425,6 @@ class RowFollower:
         try:
             damaged = [Bucket(b) for b in table.damaged]
             self._store.metas(damaged)
-            if not table.sink.holds_all:
-                table.damaged.clear()  # rows are read as they are needed, and deltas are applied
-                return
             sink = self._make_sink()
             for runs in self._store.scan(damaged):
                 sink.import_runs(runs)
@@ -439,6 +451,7 @@ class RowFollower:
             if not caught_up and all(table.next[p] >= end for p, end in ends.items()):
                 caught_up = True
                 log.info("rows are served", rows_next=dict(table.next))
+            table.sink.check_disk()
             if caught_up:
                 self.state = table.state()
                 self._check_damage(table)
@@ -447,7 +460,6 @@ class RowFollower:
                 table.apply(partition, records)
                 record_rows_applied(partition.topic, partition.partition, records.offsets, start_ns)
                 table.next[partition.partition] = records.next_offset
-            table.sink.followed(table.next)
 
 
 @dataclass(slots=True)

@@ -11,25 +11,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
-from typing import Generic, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
-import numpy as np
 import structlog
 from prometheus_client import CollectorRegistry, Counter
 
 from freshet.clock import Clock
 from freshet.config.settings import Inference as Settings
-from freshet.errors import BadInput, Overloaded, Unavailable
+from freshet.errors import Overloaded, Unavailable
 from freshet.features import Decoded, DecodedRequests
 from freshet.http.messages import ClientGoneError
 from freshet.inference import metrics
 from freshet.inference.pipeline import Encoded, Lookup, Pipeline, Scored
-from freshet.inference.row_cache import MissingKeys, RowCache
-from freshet.inference.row_reads import RowReads, RowsRead
+from freshet.inference.row_reads import RowReads, RowsOnDisk, RowsRead, Unread
 from freshet.inference.rows import RowFollower
 from freshet.inference.versions import ServingVersion, VersionFollower
 
@@ -308,6 +306,10 @@ def _answer(done: Callable[[Result | Exception], None], result: Result | Excepti
         log.error("a rank request could not be answered", exc_info=error)
 
 
+class ServedRows(Lookup, RowsOnDisk, Protocol):
+    """Rows to score with."""
+
+
 class ServingState:
     """The two followers' rows and version. Thread-safe."""
 
@@ -318,14 +320,14 @@ class ServingState:
         """Return the version served; None before rows and a version are loaded."""
         return self._versions.state.serving if self._rows.state.sink is not None else None
 
-    def now(self) -> tuple[Lookup, ServingVersion]:
+    def now(self) -> tuple[ServedRows, ServingVersion]:
         """Return rows and version to score with. Raises Unavailable before both are loaded."""
         table, serving = self._rows.state.sink, self._versions.state.serving
         if table is None:
             raise Unavailable(f"rows are not served yet: {self._rows.state.reason}")
         if serving is None:
             raise Unavailable(f"no version is served yet: {self._versions.state.reason}")
-        return cast(Lookup, table), serving
+        return cast(ServedRows, table), serving
 
     def rows_freshness_ms(self) -> int | None:
         """Return the freshness of rows without versions; `freshness_ms` until rows have learned."""
@@ -392,24 +394,24 @@ Outcome = ByVersion | Exception
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _NeedsRows:
-    """A request that cannot be scored before these keys are read."""
+    """A request of which rows may be on disk."""
 
-    missing: MissingKeys
-    cache: RowCache
+    unread: Unread
+    table: RowsOnDisk
     read: RowsRead | None  # the last read for it
 
 
 Attempt = ByVersion | _NeedsRows
 Make = Callable[[RowsRead | None], Encoded | Solo[Attempt]]
-"""Makes a request anew, after a read of its missing rows."""
+"""Makes a request anew, after a read of its rows."""
 
 
 class Scoring:
     """Scores requests of all routes with the rows and weights served at that moment, on one event loop.
 
     Requests of `/v1/rank` are scored in batches; requests with `explain` and samples of the Open Inference
-    Protocol are scored one at a time. A request whose rows a cache lacks waits for a read of them, beside the
-    queue; then it is queued again.
+    Protocol are scored one at a time. A request with rows on disk waits for a read of them, beside the queue;
+    then it is queued again.
     """
 
     def __init__(
@@ -420,12 +422,10 @@ class Scoring:
         registry: CollectorRegistry,
         reads: RowReads | None = None,
     ) -> None:
-        """Register the metrics of the queue and of scored requests; `reads`: of rows that a cache lacks."""
+        """Register the metrics of the queue and of scored requests; `reads`: of rows on disk."""
         self.pipeline, self.live, self.counts = pipeline, live, RequestCounts(registry)
         self._reads = reads
-        self._keys_here, self._keys_missing = map(
-            metrics.ROW_KEYS.counter(registry).labels, ("here", "missing")
-        )
+        self._unread = metrics.UNREAD_ROWS.counter(registry)
         shed = metrics.SHED.counter(registry)
         counted = {why: shed.labels(why).inc for why in SHED_WHYS}
         self.queue: Batcher[Attempt] = Batcher(
@@ -494,25 +494,17 @@ class Scoring:
             if not isinstance(attempt, _NeedsRows):
                 done(attempt)
             else:
-                assert self._reads is not None, "a server with a cache reads rows"
-                self._reads.read(attempt.missing, attempt.cache, again, attempt.read)
+                assert self._reads is not None, "a server with rows on disk reads them"
+                self._reads.read(attempt.unread, attempt.table, again, attempt.read)
 
         self.queue.submit(make(read), answer, watch, is_gone=is_gone)
 
     def _score_all(self, requests: Sequence[Encoded]) -> Sequence[Attempt | Exception]:
         table, serving = self.live.now()
-        if not isinstance(table, RowCache):
-            return _by_version(self.pipeline.score_all(requests, table, serving.scorer), serving)
-        with table.lock:
-            checks = [self._check(table, self.pipeline.requests([one]), one.read) for one in requests]
-            ready = [
-                one for one, check in zip(requests, checks, strict=True) if not isinstance(check, _NeedsRows)
-            ]
-            scored = self.pipeline.score_all(ready, table, serving.scorer) if ready else ()
-        outcomes = iter(_by_version(scored, serving))
+        scored = self.pipeline.score_all(requests, table, serving.scorer)
         return [
-            check if isinstance(check, _NeedsRows) else _with_defaulted(next(outcomes), check)
-            for check in checks
+            made if isinstance(made, Exception) else self._attempt((made, serving), table, one.read)
+            for made, one in zip(scored, requests, strict=True)
         ]
 
     def _alone(
@@ -523,49 +515,25 @@ class Scoring:
         explain: bool = False,
     ) -> Attempt:
         table, serving = self.live.now()
-        samples = decode()
-        if not isinstance(table, RowCache):
-            return self.pipeline.score(samples, table, serving.scorer, explain=explain), serving
-        with table.lock:
-            check = self._check(table, samples, read)
-            if isinstance(check, _NeedsRows):
-                return check
-            scored = self.pipeline.score(samples, table, serving.scorer, explain=explain)
-        return replace(scored, defaulted=check), serving
+        scored = self.pipeline.score(decode(), table, serving.scorer, explain=explain)
+        return self._attempt((scored, serving), table, read)
 
-    def _check(
-        self, cache: RowCache, samples: Decoded | DecodedRequests, read: RowsRead | None
-    ) -> Mapping[str, int] | _NeedsRows:
-        """Return {why: rows that are missing for good}, or that rows must be read.
-
-        The cache's lock is held.
-        """
-        missing = self.pipeline.missing(samples, cache)
+    def _attempt(self, made: ByVersion, table: RowsOnDisk, read: RowsRead | None) -> Attempt:
+        """Return scores, with the number of rows that they lack for good, or that rows must be read."""
+        scored, serving = made
+        unread = scored.unread
+        if not unread:
+            return made
         if read is None:
-            self._keys_here.inc(missing.of - len(missing))
-            self._keys_missing.inc(len(missing))
-        if read is None:
-            return _NeedsRows(missing, cache, None) if len(missing) else {}
+            self._unread.inc(len(unread))
+            return _NeedsRows(unread, table, None)
+        unread -= read.absent
         defaulted: dict[str, int] = {}
-        for why, keys in read.failed.items():
-            failed = np.isin(missing.keys, keys)
-            if failed.any():
-                defaulted[why] = int(failed.sum())
-                missing = missing.chosen(~failed)
-        if len(missing) and not read.ended and asyncio.get_running_loop().time() < read.until_s:
-            return _NeedsRows(missing, cache, read)  # they changed during the read, or were evicted since
-        if len(missing):
-            defaulted[read.ended or "late"] = len(missing)
-        return defaulted
-
-
-def _by_version(
-    scored: Sequence[Scored | BadInput], serving: ServingVersion
-) -> Sequence[ByVersion | Exception]:
-    return [one if isinstance(one, Exception) else (one, serving) for one in scored]
-
-
-def _with_defaulted(outcome: ByVersion | Exception, defaulted: Mapping[str, int]) -> ByVersion | Exception:
-    if isinstance(outcome, Exception) or not defaulted:
-        return outcome
-    return replace(outcome[0], defaulted=defaulted), outcome[1]
+        if failed := unread & read.unreadable:
+            defaulted["unreadable"] = len(failed)
+            unread -= failed
+        if unread:  # rows have come or left since they were read, or were not read
+            if not read.ended and asyncio.get_running_loop().time() < read.until_s:
+                return _NeedsRows(unread, table, read)
+            defaulted[read.ended or "late"] = len(unread)
+        return replace(scored, defaulted=defaulted), serving

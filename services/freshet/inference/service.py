@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -40,9 +39,8 @@ from freshet.inference.pipeline import Pipeline
 from freshet.inference.progress import Progress, RowsWatch
 from freshet.inference.rank import Ranker
 from freshet.inference.requests import Filling
-from freshet.inference.row_cache import CacheEvictor, RowCache
 from freshet.inference.row_reads import RowReads
-from freshet.inference.rows import RowFollower, ServingTable
+from freshet.inference.rows import RowFollower, ServingTable, rows_bound
 from freshet.inference.scoring import Scoring, ServingState
 from freshet.inference.served_log import Loggable, ServedLogger
 from freshet.inference.versions import Scorer, VersionFollower
@@ -56,6 +54,7 @@ from freshet.observability.tracing import active
 from freshet.process.lifecycle import CLOSE_S, LAST_S, join_all, within
 from freshet.process.telemetry import service_registry
 from freshet.rows.store import RowStore
+from freshet.tables import SsdRows
 from freshet.versions import VersionStore
 
 MAX_QUERIES = 32
@@ -109,10 +108,14 @@ class Inference:
 
         build_model(spec, training=False)  # fail at the start, not at every version
 
+        bound = rows_bound(settings)
+
         def new_table() -> ServingTable:
-            make = partial(RowCache, memory_bytes=settings.memory_bytes, clock=clock)
-            table: Callable[..., ServingTable] = make if settings.memory_bytes else ServingTable
-            return table(layout, buckets=spec.buckets, partitions=spec.partitions, seed=spec.model.seed)
+            return ServingTable(
+                layout, buckets=spec.buckets, partitions=spec.partitions, seed=spec.model.seed, bound=bound
+            )
+
+        new_table()  # likewise, if its folder cannot hold rows
 
         def load(tensors: Mapping[str, Any]) -> Scorer:
             model = build_model(spec, training=False)
@@ -158,11 +161,10 @@ class Inference:
         self._progress_thread = ThreadPoolExecutor(1, thread_name_prefix="progress")
         self._live = ServingState(self.rows, self.versions, clock)
         self._measure(registry, spec)
-        self._reads = self._evictor = None
+        self._reads: RowReads | None = None
         seconds = metrics.ROW_READ_SECONDS.histogram(registry).observe
-        if settings.memory_bytes:
-            self._reads = RowReads(parts.store, spec.buckets, settings.rows_wait_ms / 1e3, seconds)
-            self._evictor = CacheEvictor(parts.store, lambda: self.rows.state.sink, spec.buckets)
+        if bound.ssd_folder:
+            self._reads = RowReads(settings.rows_wait_ms / 1e3, seconds)
         scoring = Scoring(pipeline, self._live, settings, registry, self._reads)
         self._counts = scoring.counts
         ranker = Ranker(
@@ -203,13 +205,20 @@ class Inference:
         metrics.DAMAGED_BUCKETS.gauge(registry, lambda: len(self.rows.state.damaged))
         metrics.MISSING_ROWS.gauge(registry, self._missing_rows)
         metrics.ROW_BYTES.gauge(registry, self._row_bytes)
+        metrics.SSD_ROWS.gauge(registry, lambda: self._ssd_rows().rows)
+        metrics.SSD_BYTES.gauge(registry, lambda: self._ssd_rows().bytes_in_use)
+        metrics.SSD_FULL.gauge(registry, lambda: self._ssd_rows().full)
 
     def _missing_rows(self) -> int:
         return sum(damage.rows for damage in self.rows.state.damaged.values())
 
     def _row_bytes(self) -> int:
         table = self.rows.state.sink
-        return table.bytes_in_use if isinstance(table, ServingTable) else 0
+        return table.memory_bytes if isinstance(table, ServingTable) else 0
+
+    def _ssd_rows(self) -> SsdRows:
+        table = self.rows.state.sink
+        return table.ssd_rows() if isinstance(table, ServingTable) else SsdRows()
 
     def _served_number(self) -> int:
         serving = self._live.version()
@@ -222,9 +231,7 @@ class Inference:
             ("rows-watch", lambda: self.rows_watch.run(stop)),
             ("versions", lambda: self.versions.run(stop)),
         ]
-        evictor, served = self._evictor, self.logger
-        if evictor is not None:
-            jobs.append(("row-cache", lambda: evictor.run(stop)))
+        served = self.logger
         if served is not None:
             jobs.append(("served", lambda: served.run(stop, rest_s)))
         threads = [threading.Thread(target=job, name=name, daemon=True) for name, job in jobs]
@@ -292,6 +299,7 @@ class Inference:
             "freshness_ms": self._live.freshness_ms(),
             "rows_held": sum(table.rows().values()) if isinstance(table, ServingTable) else 0,
             "row_bytes": self._row_bytes(),
+            "ssd": asdict(self._ssd_rows()),
             "corrupt_deltas": rows.corrupt,
             "not_finite_rows": rows.not_finite,
             "missing_rows": self._missing_rows(),

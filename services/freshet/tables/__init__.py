@@ -9,7 +9,7 @@ A facade over the native core, without I/O; time is the event time of its argume
     store.push(ranges, clock_ms, [KeyGroup(group, plan.keys, plan.tables, plan.bucket_starts)], [gradients])
 """
 
-from freshet.tables.bounds import NO_BOUND, Evicted, RowsBound, SsdRows, TableOptions
+from freshet.tables.bounds import NO_BOUND, PERHAPS_ON_DISK, Evicted, RowsBound, SsdRows, TableOptions
 from freshet.tables.changes import BucketChanges, Flushed, KnownPushes, Published, PublishedTable
 from freshet.tables.plan import KeyGroup, Plan, RowSteps, UniqueKeys
 from freshet.tables.store import (
@@ -23,6 +23,7 @@ from freshet.tables.store import (
 
 __all__ = [
     "NO_BOUND",
+    "PERHAPS_ON_DISK",
     "BucketChanges",
     "Evicted",
     "Flushed",

@@ -29,6 +29,9 @@ class RowsBound:
 
 NO_BOUND = RowsBound()
 
+PERHAPS_ON_DISK = 2
+"""What a lookup in a serving store finds of a key whose row may be on disk: `Found` in store.hpp."""
+
 
 @dataclass(frozen=True, slots=True)
 class SsdRows:

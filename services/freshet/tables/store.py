@@ -128,7 +128,6 @@ class Store:
         serving: bool = False,
         changes: bool = True,
         owned: bool = True,
-        cache: bool = False,
     ) -> None:
         """Create an empty store.
 
@@ -142,7 +141,6 @@ class Store:
             changes: record changes for `collect_publish` and `collect_flush`; otherwise both have no rows,
                 and eviction does not wait for flushes. A serving store records none.
             owned: own every bucket at offset 0 from the start; otherwise none until `set_applied`.
-            cache: of a serving store that holds a part of the rows: lookups count uses.
         """
         self.layout, self.buckets, self.partitions, self.serving = layout, buckets, partitions, serving
         given = options or {}
@@ -159,7 +157,6 @@ class Store:
             changes,
             changes,
             owned,
-            cache,
         )
         self.memory_bound: int | None = None
         """Bytes of memory beyond which rows move to a local disk; None: they do not."""
@@ -210,18 +207,22 @@ class Store:
         )
         store._round_published(spec)
         if bound.ssd_folder:
-            store._keep_cold(bound, spec.train.publish_codec)
+            if spec.train.publish_codec != "fp32":
+                raise ConfigError(
+                    "spec",
+                    "train.publish_codec",
+                    spec.train.publish_codec,
+                    "fp32 where rows move to a local disk (SSD_FOLDER)",
+                    "what serving holds of rows that were rounded is known in memory only",
+                )
+            store.keep_on_disk(bound)
         return store
 
-    def _keep_cold(self, bound: RowsBound, publish_codec: str) -> None:
-        if publish_codec != "fp32":
-            raise ConfigError(
-                "spec",
-                "train.publish_codec",
-                publish_codec,
-                "fp32 where rows move to a local disk (SSD_FOLDER)",
-                "what serving holds of rows that were rounded is known in memory only",
-            )
+    def keep_on_disk(self, bound: RowsBound) -> None:
+        """Keep rows beyond a bound of memory on a local disk; called before there are rows.
+
+        Raises ConfigError if the bound's folder cannot hold rows.
+        """
         try:
             self._native.keep_cold(bound.ssd_folder, bound.bytes, bound.ssd_bytes)
         except ValueError as error:
@@ -264,7 +265,8 @@ class Store:
             keys: its keys.
             out: (U, S) float32, written.
             create: initialise and create absent rows.
-            found: (U,) uint8, set to 1 for existing rows and 0 for absent ones.
+            found: (U,) uint8, set to 1 for existing rows and 0 for absent ones; of a serving store with rows
+                on disk to PERHAPS_ON_DISK for those that may be there, which are read by `fetch` alone.
             touched: (U,) uint32, set to the seconds since 1970 of event time at which training, by a lookup
                 or a step, touched each row last; 0 for absent rows.
             states: (U, T) float32, set to the optimiser state; of an absent row to its initial state, or
@@ -514,10 +516,8 @@ class Store:
         *,
         clock_ms: int = 0,
         touched: U32 | None = None,
-        only_absent: bool = False,
-        epoch: int = 0,
-    ) -> int:
-        """Set values of rows in a serving store; returns the number written.
+    ) -> None:
+        """Set values of rows in a serving store.
 
         Args:
             table: table id.
@@ -526,10 +526,8 @@ class Store:
             clock_ms: event time of the rows, and from then on the time at which lookups touch rows. 0:
                 lookups touch none.
             touched: (N,) uint32, seconds since 1970 at which training touched each row, if `clock_ms` is 0.
-            only_absent: keep rows that are here, as a read-through must not undo a delta (PROTOCOL 17).
-            epoch: of a delta, 1 to 65535, in a cache of the row store; 0: the row store has the rows.
         """
-        return self._native.import_values(table, keys, values, only_absent, clock_ms, touched, epoch)
+        self._native.import_values(table, keys, values, clock_ms, touched)
 
     def remove(self, table: int, keys: U64) -> int:
         """Remove rows of keys (N,) uint64, to be flushed and published; returns how many existed."""

@@ -22,7 +22,7 @@ void expect(bool ok, const char* what) {
 }
 
 void make(Store* self, const std::vector<GroupTuple>& groups, const std::vector<TableTuple>& tables, uint32_t buckets,
-          uint32_t partitions, uint64_t seed, bool serving, bool publish_rows, bool flush_rows, bool held, bool cache) {
+          uint32_t partitions, uint64_t seed, bool serving, bool publish_rows, bool flush_rows, bool held) {
   StoreSpec spec;
   for (const auto& [ids, slots, half] : groups) {
     spec.groups.push_back({ids, slots_of(slots), half});
@@ -33,7 +33,6 @@ void make(Store* self, const std::vector<GroupTuple>& groups, const std::vector<
   spec.seed = seed;
   spec.serving = serving;
   spec.held = held;
-  spec.cache = cache;
   spec.consumed = {publish_rows, flush_rows};
   new (self) Store(std::move(spec));
 }
@@ -188,31 +187,13 @@ nb::tuple export_rows(Store& store, uint8_t table, In<uint64_t> keys) {
   return nb::make_tuple(array(std::move(found)), array(std::move(records), {keys.size(), packed}));
 }
 
-int64_t import_values(Store& store, uint8_t table, In<uint64_t> keys, In2<float> values, bool only_absent,
-                      int64_t clock_ms, std::optional<In<uint32_t>> touched, uint16_t epoch) {
+void import_values(Store& store, uint8_t table, In<uint64_t> keys, In2<float> values, int64_t clock_ms,
+                   std::optional<In<uint32_t>> touched) {
   expect(values.shape(0) == keys.size() && values.shape(1) == store.layout(store.group_of(table)).width(),
          "values must be (keys, floats of a row)");
   expect(!touched || touched->size() == keys.size(), "touched must be as long as keys");
   const nb::gil_scoped_release release;
-  return store.import_values(table, keys.data(), values.data(), keys.size(), only_absent, clock_ms,
-                             touched ? touched->data() : nullptr, epoch);
-}
-
-nb::object absent(const Store& store, uint32_t group, In<uint64_t> keys, In<uint8_t> tables,
-                  In<uint32_t> bucket_starts) {
-  const Keys batch = keys_of(store, keys, tables, bucket_starts);
-  std::vector<uint8_t> out(keys.size());
-  {
-    const nb::gil_scoped_release release;
-    store.absent(group, batch, out.data());
-  }
-  return array(std::move(out));
-}
-
-int64_t evict_unused(Store& store, size_t most_bytes, int64_t budget, In<uint16_t> clean) {
-  expect(clean.size() == store.buckets(), "clean must hold one epoch for each bucket");
-  const nb::gil_scoped_release release;
-  return store.evict_unused(most_bytes, budget, clean.data());
+  store.import_values(table, keys.data(), values.data(), keys.size(), clock_ms, touched ? touched->data() : nullptr);
 }
 
 int64_t remove(Store& store, uint8_t table, In<uint64_t> keys) {
@@ -228,10 +209,14 @@ void keep_cold(Store& store, const std::string& folder, size_t memory_bytes, siz
   }
 }
 
-void fetch(Store& store, uint32_t group, In<uint64_t> keys, In<uint8_t> tables, In<uint32_t> bucket_starts) {
+nb::object fetch(Store& store, uint32_t group, In<uint64_t> keys, In<uint8_t> tables, In<uint32_t> bucket_starts) {
   const Keys batch = keys_of(store, keys, tables, bucket_starts);
-  const nb::gil_scoped_release release;
-  store.fetch(group, batch);
+  std::vector<uint8_t> here(keys.size());
+  {
+    const nb::gil_scoped_release release;
+    store.fetch(group, batch, here.data());
+  }
+  return array(std::move(here));
 }
 
 nb::dict cold_counts(const Store& store) {
@@ -290,8 +275,7 @@ void bind_store(nb::module_& m) {
   nb::exception<ColdFault>(m, "ColdFault", PyExc_OSError);
   nb::class_<Store>(m, "Store")
       .def("__init__", &make, nb::arg("groups"), nb::arg("tables"), nb::arg("buckets"), nb::arg("partitions"),
-           nb::arg("seed"), nb::arg("serving"), nb::arg("publish"), nb::arg("flush"), nb::arg("held"),
-           nb::arg("cache") = false)
+           nb::arg("seed"), nb::arg("serving"), nb::arg("publish"), nb::arg("flush"), nb::arg("held"))
       .def("lookup", &lookup, nb::arg("group"), nb::arg("keys"), nb::arg("tables"), nb::arg("bucket_starts"),
            nb::arg("out").noconvert(), nb::arg("create"), nb::arg("found").noconvert().none(),
            nb::arg("touched").noconvert().none() = nb::none(), nb::arg("states").noconvert().none() = nb::none(),
@@ -307,6 +291,7 @@ void bind_store(nb::module_& m) {
       .def("keep_cold", &keep_cold, nb::arg("folder"), nb::arg("memory_bytes"), nb::arg("disk_bytes"))
       .def("fetch", &fetch, nb::arg("group"), nb::arg("keys"), nb::arg("tables"), nb::arg("bucket_starts"))
       .def("cold_counts", &cold_counts)
+      .def("check_cold", [](const Store& store) { store.check_cold(); })
       .def("collect_flush", &collect_flush, nb::arg("buckets"), nb::arg("whole"))
       .def("collect_publish", &collect_publish, nb::arg("max_rows"))
       .def("collect_inexact", &collect_inexact, nb::arg("max_rows"))
@@ -326,11 +311,9 @@ void bind_store(nb::module_& m) {
       .def("pending", &Store::pending, nb::arg("consumer"))
       .def("import_rows", &import_rows, nb::arg("table"), nb::arg("keys"), nb::arg("records"))
       .def("export_rows", &export_rows, nb::arg("table"), nb::arg("keys"))
-      .def("import_values", &import_values, nb::arg("table"), nb::arg("keys"), nb::arg("values"),
-           nb::arg("only_absent"), nb::arg("clock_ms"), nb::arg("touched").none() = nb::none(), nb::arg("epoch") = 0)
+      .def("import_values", &import_values, nb::arg("table"), nb::arg("keys"), nb::arg("values"), nb::arg("clock_ms"),
+           nb::arg("touched").none() = nb::none())
       .def("remove", &remove, nb::arg("table"), nb::arg("keys"))
-      .def("absent", &absent, nb::arg("group"), nb::arg("keys"), nb::arg("tables"), nb::arg("bucket_starts"))
-      .def("evict_unused", &evict_unused, nb::arg("most_bytes"), nb::arg("budget"), nb::arg("clean"))
       .def("evict", &evict, nb::arg("now_ms"), nb::arg("budget"))
       .def("rows", &Store::rows, nb::arg("table"))
       .def("evicted", &Store::evicted, nb::arg("table"))

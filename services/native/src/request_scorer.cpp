@@ -102,10 +102,12 @@ float RequestScorer::score_of(const float* predictions) const {
   return std::isfinite(stack[0]) ? static_cast<float>(stack[0]) : std::numeric_limits<float>::quiet_NaN();
 }
 
-// Add one group's part to (R, F) counts, from column `first_feature` on.
-void RequestScorer::count_missing(size_t group, size_t first_feature, std::vector<int64_t>& out) const {
+// Add one group's part: (R, F) counts, from column `first_feature` on, and keys that may be on disk.
+void RequestScorer::count_missing(size_t group, size_t first_feature, ScoredRequests& out) {
   const GroupView& view = view_.groups[group];
-  const uint8_t* found = work_[group].found.data();
+  const Work& work = work_[group];
+  const uint8_t* found = work.found.data();
+  unread_.clear();
   for (size_t f = 0; f < view.ends.size(); f++) {
     uint32_t sample = 0;
     for (size_t r = 0; r < request_ends_.size(); r++) {
@@ -118,11 +120,20 @@ void RequestScorer::count_missing(size_t group, size_t first_feature, std::vecto
       int64_t missing = 0;
       for (uint32_t o = begin; o < end; o++) {
         const int32_t p = view.positions[view.starts[f] + o];
-        missing += p >= 0 && !found[p];
+        if (p < 0 || found[p] == kHere) continue;
+        missing++;
+        if (found[p] == kPerhapsOnDisk) unread_.emplace_back(static_cast<uint32_t>(r), p);
       }
-      out[r * features_ + first_feature + f] = view.shared[f] ? missing * candidates : missing;
+      out.without_row[r * features_ + first_feature + f] = view.shared[f] ? missing * candidates : missing;
       sample += candidates;
     }
+  }
+  std::sort(unread_.begin(), unread_.end());
+  unread_.erase(std::unique(unread_.begin(), unread_.end()), unread_.end());
+  for (const auto& [request, p] : unread_) {
+    out.unread_requests.push_back(request);
+    out.unread_tables.push_back(work.plan.tables.data()[p]);
+    out.unread_keys.push_back(work.plan.keys.data()[p]);
   }
 }
 
@@ -157,13 +168,13 @@ std::optional<ScoredRequests> RequestScorer::score(Store& store, const HedgeMode
   for (size_t b = 0; b < made.size; b++) out.scores[b] = score_of(out.predictions.data() + b * labels);
   const auto lacks = [](const Work& work) {
     const uint8_t* found = work.found.data();
-    return std::find(found, found + work.plan.unique(), uint8_t{0}) != found + work.plan.unique();
+    return !std::all_of(found, found + work.plan.unique(), [](uint8_t one) { return one == kHere; });
   };
   size_t first = 0;
   for (size_t g = 0; g < work_.size(); first += work_[g++].tables.size()) {
     if (!lacks(work_[g])) continue;
     if (out.without_row.empty()) out.without_row.assign(counts.size() * features_, 0);
-    count_missing(g, first, out.without_row);
+    count_missing(g, first, out);
   }
   return out;
 }

@@ -26,8 +26,7 @@ Store::Store(StoreSpec spec) : spec_(std::move(spec)), states_(spec_.buckets) {
       if (group_of_table_[table] != kNoGroup) refuse("table " + std::to_string(table) + " is in two store groups");
       group_of_table_[table] = static_cast<int>(groups_.size());
     }
-    groups_.push_back(std::make_unique<Group>(group.slots, group.half, spec_.serving, group.tables, spec_.buckets,
-                                              spec_.cache ? Group::kCacheBlockRows : Group::kBlockRows));
+    groups_.push_back(std::make_unique<Group>(group.slots, group.half, spec_.serving, group.tables, spec_.buckets));
   }
   for (const TableSpec& table : spec_.tables) {
     group_of(table.id);
@@ -36,8 +35,6 @@ Store::Store(StoreSpec spec) : spec_(std::move(spec)), states_(spec_.buckets) {
       admission_[table.id] = std::make_unique<Admission>(table.admission, spec_.buckets);
   }
   if (spec_.serving) spec_.consumed = {false, false};
-  if (spec_.cache && !spec_.serving) refuse("only a serving store is a cache");
-  counts_uses_ = spec_.cache;
   for (BucketState& state : states_) state.held = spec_.held;
   held_.assign(spec_.buckets, spec_.held);
   applied_ = std::make_unique<Applied[]>(static_cast<size_t>(spec_.partitions) * spec_.buckets);
@@ -100,11 +97,13 @@ std::optional<Missing> Store::lookup(uint32_t index, const Keys& keys, float* ou
                                      uint32_t* touched, float* states, int64_t* known_pushes) {
   check_keys(index, keys);
   if (create && spec_.serving) refuse("a serving store makes no rows on lookup; look up with create=False");
+  const bool reads = cold_ && !spec_.serving;
+  if (cold_ && !reads && !found) refuse("rows may be on disk: a lookup must be able to say so in `found`");
   // Before anything is counted or made: a caller that must read rows first retries.
   if (const auto bucket = unread_bucket(index, keys)) return Missing{*bucket, true};
   Group& group = *groups_[index];
   const uint32_t width = group.layout.width(), state_floats = group.layout.state_floats();
-  Fetched fetched{index, keys, fetch_batch(index, keys)};
+  Fetched fetched{index, keys, reads ? fetch_batch(index, keys) : std::vector<uint32_t>()};
   Ahead ahead(group, keys.keys, keys.n);
   Tally created(created_);  // rows that were made count, whatever this returns
   for (size_t i = 0; i < keys.n;) {
@@ -126,7 +125,11 @@ std::optional<Missing> Store::lookup(uint32_t index, const Keys& keys, float* ou
       float* row = out + i * width;
       uint32_t slot = group.find(bin, key, table);
       if (slot == Group::kNone && !known(state, group, bucket, key, table)) return Missing{bucket, true};
-      if (found) found[i] = slot != Group::kNone;
+      if (found) {
+        const bool perhaps =
+            slot == Group::kNone && cold_ && !reads && group.cold->may_hold(group.cold->bin(bucket), {key, table});
+        found[i] = slot != Group::kNone ? kHere : perhaps ? kPerhapsOnDisk : kAbsent;
+      }
       if (touched) touched[i] = slot != Group::kNone ? group.header(slot).touched : 0;
       if (slot == Group::kNone && create) {
         Admission* gate = admission_[table].get();
@@ -144,7 +147,7 @@ std::optional<Missing> Store::lookup(uint32_t index, const Keys& keys, float* ou
         if (states) std::fill_n(states + i * state_floats, state_floats, 0.0f);
         continue;
       }
-      if (counts_uses_) use(group.header(slot));
+      if (cold_) use(group.header(slot));
       if (create || spec_.serving) touch(group.header(slot), now);
       group.layout.load(group.row(slot), row);
       if (states) std::copy_n(group.layout.state(group.row(slot)), state_floats, states + i * state_floats);

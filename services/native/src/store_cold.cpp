@@ -29,15 +29,18 @@ Store::~Store() {
 }
 
 void Store::keep_cold(const ColdSpec& spec) {
-  if (spec_.serving) throw std::invalid_argument("a serving store keeps no rows on disk");
   if (rounded_) throw std::invalid_argument("rows that are published rounded cannot be kept on disk: publish in fp32");
   if (cold_) throw std::invalid_argument("the store keeps rows on disk already");
   const auto budget = std::make_shared<DiskBudget>(spec.disk_bytes);
-  for (const auto& group : groups_)
+  for (size_t g = 0; g < groups_.size(); g++) {
+    auto& group = groups_[g];
+    if (spec_.serving)
+      group = std::make_unique<Group>(spec_.groups[g].slots, spec_.groups[g].half, true, group->tables, spec_.buckets,
+                                      Group::kFewRows);
     group->cold = std::make_unique<ColdRows>(spec.folder, budget, group->layout.packed_bytes(), group->tables.size(),
                                              spec_.buckets);
+  }
   cold_.reset(new Cold);
-  counts_uses_ = true;
   cold_->spec = spec;
   cold_->thread = std::thread([this] { spill_loop(); });
 }
@@ -60,7 +63,7 @@ ColdCounts Store::cold_counts() const {
   for (uint32_t b = 0; b < spec_.buckets; b++) {
     const std::lock_guard lock(states_[b].lock);
     for (const auto& group : groups_)
-      for (const uint32_t rows : group->cold->bin(b).rows) out.rows += rows;
+      for (const int64_t rows : group->cold->bin(b).rows) out.rows += rows;
   }
   for (const auto& group : groups_) {
     out.bytes_in_use += static_cast<int64_t>(group->cold->file.bytes_in_use());
@@ -106,7 +109,7 @@ void Store::take_cold(Group& group, uint32_t bucket, ColdRecord record) {
   const uint32_t slot = group.insert(bin, bucket, record.key(), record.table());
   group.layout.unpack(group.row(slot), record.packed());
   Header& row = group.header(slot);
-  row.meta |= meta::kOnDisk | (1u << meta::kHotShift);
+  row.meta |= meta::kOnDisk | (spec_.serving ? 0 : 1u << meta::kHotShift);  // a serving store looks it up again
   if (record.stored(cold.epoch)) row.meta |= meta::kStored;
   if (record.dirty(cold.epoch)) {
     row.meta |= meta::kDirtyFlush;
@@ -132,7 +135,7 @@ void Store::wait_for_room() {
 }
 
 void Store::fetch_spans(Group& group, std::vector<KeySpan> spans, const uint64_t* keys, const uint8_t* tables,
-                        bool one_table) {
+                        bool one_table, uint8_t* here) {
   ColdRows& cold = *group.cold;
   struct Want {
     uint32_t page;   // in the file
@@ -140,6 +143,10 @@ void Store::fetch_spans(Group& group, std::vector<KeySpan> spans, const uint64_t
     uint32_t span;
     uint8_t table;
     uint64_t key;
+    size_t at;  // of the keys
+  };
+  const auto found = [&](size_t at) {
+    if (here) here[at] = 1;
   };
   std::vector<Want> wants;
   std::vector<const ColdPage*> pages;
@@ -155,12 +162,15 @@ void Store::fetch_spans(Group& group, std::vector<KeySpan> spans, const uint64_t
       if (bin.empty()) continue;
       for (size_t i = span.begin; i < span.end; i++) {
         const RowId id{keys[i], tables[one_table ? 0 : i]};
-        if (group.find(group.bin(span.bucket), id.key, id.table) != Group::kNone) continue;
+        if (group.find(group.bin(span.bucket), id.key, id.table) != Group::kNone) {
+          found(i);
+          continue;
+        }
         const size_t logged = cold.pages_of(bin, id, pages);
         // The latest page of the log that may hold it, most often the only one, does; if not, all are read.
         const size_t n = logged && !span.thorough ? 1 : pages.size();
         for (size_t p = 0; p < n; p++)
-          wants.push_back({pages[p]->number, static_cast<uint32_t>(p), s, id.table, id.key});
+          wants.push_back({pages[p]->number, static_cast<uint32_t>(p), s, id.table, id.key, i});
       }
     }
     const bool thorough = std::any_of(spans.begin(), spans.end(), [](const KeySpan& span) { return span.thorough; });
@@ -197,17 +207,19 @@ void Store::fetch_spans(Group& group, std::vector<KeySpan> spans, const uint64_t
           if (bin.version != span.version) {
             // Rows have left memory since, if not this one; while no pages were replaced, those read are as they were.
             const size_t logged = cold.pages_of(bin, id, pages);
-            const auto end = logged ? pages.begin() + 1 : pages.end();
+            const auto stop = logged ? pages.begin() + 1 : pages.end();
             const bool latest =
                 bin.merges == span.merges &&
-                std::any_of(pages.begin(), end, [&](const ColdPage* holds) { return holds->number == page.page; });
+                std::any_of(pages.begin(), stop, [&](const ColdPage* holds) { return holds->number == page.page; });
             if (!latest) {
               span.again = true;
               continue;
             }
           }
           if (!sound) throw damaged(page.page, span.bucket);
-          if (bin.erased.contains(id) || group.find(group.bin(span.bucket), id.key, id.table) != Group::kNone) continue;
+          if (bin.erased.contains(id)) continue;
+          found(want.at);
+          if (group.find(group.bin(span.bucket), id.key, id.table) != Group::kNone) continue;
           take_cold(group, span.bucket, ColdRecord(record));
           cold_->fetched.fetch_add(1, std::memory_order_relaxed);
         }
@@ -226,7 +238,7 @@ void Store::fetch_spans(Group& group, std::vector<KeySpan> spans, const uint64_t
   }
 }
 
-std::vector<uint32_t> Store::fetch_batch(uint32_t index, const Keys& keys) {
+std::vector<uint32_t> Store::fetch_batch(uint32_t index, const Keys& keys, uint8_t* here) {
   if (!cold_) return {};
   wait_for_room();
   std::vector<KeySpan> spans;
@@ -234,13 +246,14 @@ std::vector<uint32_t> Store::fetch_batch(uint32_t index, const Keys& keys) {
   for (uint32_t b = 0; b < spec_.buckets; b++)
     if (keys.bucket_starts[b] != keys.bucket_starts[b + 1])
       spans.push_back({b, keys.bucket_starts[b], keys.bucket_starts[b + 1], &seen[b]});
-  fetch_spans(*groups_[index], std::move(spans), keys.keys, keys.tables, false);
+  fetch_spans(*groups_[index], std::move(spans), keys.keys, keys.tables, false, here);
   return seen;
 }
 
-void Store::fetch(uint32_t group, const Keys& keys) {
+void Store::fetch(uint32_t group, const Keys& keys, uint8_t* here) {
   check_keys(group, keys);
-  fetch_batch(group, keys);
+  if (here) std::fill_n(here, keys.n, uint8_t{0});
+  fetch_batch(group, keys, here);
 }
 
 // Rows of keys in any order.

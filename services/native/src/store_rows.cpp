@@ -3,19 +3,22 @@
 #include <stdexcept>
 #include <string>
 
-#include "freshet/store.hpp"
+#include "store_cold.hpp"
 
 namespace freshet {
 
-// Calls visit(bucket, begin, end) for each run of keys of one bucket, its lock held and their rows in memory.
+// Calls visit(bucket, begin, end) for each run of keys of one bucket, its lock held and their rows in memory; those of
+// a serving store may be on disk.
 template <typename Visit>
 void Store::each_bucket_run(uint8_t table, const uint64_t* keys, size_t n, Visit visit) {
-  fetch_keys(table, keys, n);
+  if (!spec_.serving) fetch_keys(table, keys, n);
+  if (cold_ && spec_.serving) wait_for_room();
   for (size_t i = 0; i < n;) {
     const uint32_t bucket = bucket_of(keys[i]);
     size_t end = i + 1;
     while (end < n && bucket_of(keys[end]) == bucket) end++;
-    const std::unique_lock lock = lock_fetched(bucket, table, keys + i, end - i);
+    const std::unique_lock lock =
+        spec_.serving ? std::unique_lock(states_[bucket].lock) : lock_fetched(bucket, table, keys + i, end - i);
     visit(bucket, i, end);
     i = end;
   }
@@ -71,8 +74,8 @@ void Store::export_rows(uint8_t table, const uint64_t* keys, size_t n, uint8_t* 
   });
 }
 
-int64_t Store::import_values(uint8_t table, const uint64_t* keys, const float* values, size_t n, bool only_absent,
-                             int64_t clock_ms, const uint32_t* touched, uint16_t epoch) {
+void Store::import_values(uint8_t table, const uint64_t* keys, const float* values, size_t n, int64_t clock_ms,
+                          const uint32_t* touched) {
   Group& group = *groups_[group_of(table)];
   if (!spec_.serving)
     throw std::invalid_argument("only a serving store takes values; a training one needs packed rows");
@@ -80,27 +83,32 @@ int64_t Store::import_values(uint8_t table, const uint64_t* keys, const float* v
     throw std::invalid_argument("key 0 has no row: it stands for null");
   const uint32_t width = group.layout.width();
   const uint32_t now = seconds(clock_ms);
-  int64_t written = 0;
   each_bucket_run(table, keys, n, [&](uint32_t bucket, size_t begin, size_t end) {
     Bin& bin = group.bin(bucket);
     for (size_t i = begin; i < end; i++) {
       uint32_t slot = group.find(bin, keys[i], table);
-      if (slot != Group::kNone && only_absent) continue;
       if (slot == Group::kNone) {
+        const bool on_disk = leaves_disk(group, bucket, {keys[i], table});
         slot = group.insert(bin, bucket, keys[i], table);
-        rows_[table].fetch_add(1, std::memory_order_relaxed);
+        if (!on_disk) rows_[table].fetch_add(1, std::memory_order_relaxed);
       }
       group.layout.store(group.row(slot), values + i * width);
       Header& row = group.header(slot);
+      row.meta &= ~meta::kOnDisk;
       touch(row, touched ? touched[i] : now);
-      if (epoch) row.meta = (row.meta & ((1u << meta::kEpochShift) - 1)) | uint32_t{epoch} << meta::kEpochShift;
-      written++;
     }
   });
   int64_t clock = clock_ms_.load(std::memory_order_relaxed);
   while (clock < clock_ms && !clock_ms_.compare_exchange_weak(clock, clock_ms, std::memory_order_relaxed)) {
   }
-  return written;
+}
+
+// Under the bucket's lock, of a serving store and a row that is not in memory: whether it may be on disk. Its record
+// there counts no more.
+bool Store::leaves_disk(Group& group, uint32_t bucket, RowId id) {
+  if (!group.cold || !group.cold->may_hold(group.cold->bin(bucket), id)) return false;
+  group.cold->bin(bucket).rows[table_index(group, id.table)]--;
+  return true;
 }
 
 // Whether a consumer has been given the row, or is going to be.
@@ -136,7 +144,13 @@ int64_t Store::remove(uint8_t table, const uint64_t* keys, size_t n) {
     Bin& bin = group.bin(bucket);
     for (size_t i = begin; i < end; i++) {
       const uint32_t slot = group.find(bin, keys[i], table);
-      if (slot == Group::kNone) continue;
+      if (slot == Group::kNone) {
+        if (!spec_.serving || !leaves_disk(group, bucket, {keys[i], table})) continue;
+        group.cold->erase(group.cold->bin(bucket), {keys[i], table});
+        rows_[table].fetch_sub(1, std::memory_order_relaxed);
+        removed++;
+        continue;
+      }
       forget(group, bucket, slot, relist);
       if (auto& loading = states_[bucket].loading)
         loading->absent.insert({keys[i], table});  // whatever is read of it later

@@ -32,6 +32,7 @@ struct Store::Spill {
   std::vector<ColdPage> log, base;  // if they are merged: the bucket's pages as they were
   RowIds outdated, erased;          // then: rows whose records on disk are worth nothing
   bool merge = false;
+  std::vector<int64_t> written;  // rows of each of the group's tables on the new pages, if they are merged
   uint32_t version = 0, epoch = 0;
 };
 
@@ -127,6 +128,8 @@ size_t Store::spill(Group& group, uint32_t bucket, size_t want) {
         records.push_back(record.packed() - ColdRecord::kHead);
     }
   }
+  spill.written.assign(group.tables.size(), 0);
+  for (const uint8_t* record : records) spill.written[table_index(group, ColdRecord(record).table())]++;
   size_t n_pages = spill.merge ? cold.base_pages_for(records.size())
                                : (records.size() + cold.rows_of_page() - 1) / cold.rows_of_page();
   std::unique_ptr<PageBuffers> fresh;
@@ -208,10 +211,26 @@ size_t Store::finish_spill(Group& group, uint32_t bucket, const Spill& spill,
     drop_to_disk(group, bucket, slot, relist);
     gone++;
   }
+  if (spill.merge && spec_.serving) recount_cold(group, bucket, spill.written);
   if (relist) group.relist(rows);
   if (gone) group.shrink(rows, bucket);
   cold_->spilled += static_cast<int64_t>(gone);
   return gone;
+}
+
+// Under the bucket's lock, of a serving store, whose counts are estimates between merges: the pages hold `written` rows
+// of each table, some of which are in memory, too.
+void Store::recount_cold(Group& group, uint32_t bucket, const std::vector<int64_t>& written) {
+  std::vector<int64_t> alone = written;
+  const Bin& rows = group.bin(bucket);
+  for (uint32_t row = 0; row < rows.rows; row++) {
+    const Header& header = group.header(group.slot_at(rows, row));
+    if (header.meta & meta::kOnDisk) alone[table_index(group, static_cast<uint8_t>(header.meta & meta::kTableMask))]--;
+  }
+  ColdBin& bin = group.cold->bin(bucket);
+  for (size_t t = 0; t < alone.size(); t++)
+    rows_[group.tables[t]].fetch_add(alone[t] - bin.rows[t], std::memory_order_relaxed);
+  bin.rows = alone;
 }
 
 void Store::spill_loop() {

@@ -108,6 +108,7 @@ size_t ColdRows::pages_of(const ColdBin& bin, RowId id, std::vector<const ColdPa
 }
 
 bool ColdRows::may_hold(const ColdBin& bin, RowId id) const {
+  if (bin.erased.contains(id)) return false;
   const uint64_t h = hash_of(id);
   bool found = false;
   each_logged(bin, h, [&](uint32_t) { found = true; });
@@ -196,7 +197,7 @@ void ColdRows::clear(ColdBin& bin) {
   replace(bin, {}, RowIds(bin.erased));
   bin.dirty = 0;
   bin.next_version();
-  std::fill(bin.rows.begin(), bin.rows.end(), 0u);
+  std::fill(bin.rows.begin(), bin.rows.end(), 0);
 }
 
 }  // namespace freshet

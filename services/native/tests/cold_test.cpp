@@ -202,6 +202,99 @@ TEST(Cold, LosesNoStepOfLanesThatMeet) {
   for (const auto& [key, n] : all) ASSERT_EQ(stored[key], -static_cast<float>(n)) << key;
 }
 
+StoreSpec serving_spec() {
+  StoreSpec spec = spec_of(mixed_slots());
+  spec.serving = true;
+  return spec;
+}
+
+// What a server has of a batch: it looks up, fetches what may be on disk, and looks up again. A row that leaves again
+// in between must not count as absent.
+std::map<uint64_t, std::vector<float>> served(Store& store, const Batch& batch) {
+  const Keys keys = batch.keys();
+  const size_t width = store.layout(0).width();
+  std::vector<float> out(keys.n * width);
+  std::vector<uint8_t> found(keys.n), here(keys.n, 1);
+  const auto waits = [&] {
+    for (size_t i = 0; i < keys.n; i++)
+      if (found[i] == kPerhapsOnDisk && here[i]) return true;
+    return false;
+  };
+  for (store.lookup(0, keys, out.data(), false, found.data()); waits();
+       store.lookup(0, keys, out.data(), false, found.data()))
+    store.fetch(0, keys, here.data());
+  std::map<uint64_t, std::vector<float>> rows;
+  for (size_t i = 0; i < keys.n; i++)
+    if (found[i] == kHere) {
+      const auto row = out.begin() + static_cast<ptrdiff_t>(i * width);
+      rows[keys.keys[i]].assign(row, row + static_cast<ptrdiff_t>(width));
+    }
+  return rows;
+}
+
+TEST(Cold, ServesWhatAStoreInMemoryServes) {
+  Store whole(serving_spec()), tiered(serving_spec());
+  tiered.keep_cold(tight(60'000));
+  std::mt19937_64 random(3);
+  constexpr uint64_t kKeys = 12'000;
+  const size_t width = whole.layout(0).width();
+  for (int turn = 0; turn < 600; turn++) {
+    const Batch batch = some(random, kKeys, 300);
+    const Keys keys = batch.keys();
+    if (random() % 4 == 0) {
+      for (Store* store : {&whole, &tiered}) store->remove(0, keys.keys, keys.n / 4);
+    } else {
+      std::vector<float> values(keys.n * width);
+      for (float& x : values) x = static_cast<float>(random() % 1000);
+      for (Store* store : {&whole, &tiered}) store->import_values(0, keys.keys, values.data(), keys.n, 0);
+    }
+    const Batch asked = some(random, kKeys, 300);
+    ASSERT_EQ(served(whole, asked), served(tiered, asked)) << turn;
+  }
+  EXPECT_GT(tiered.cold_counts().spilled, 5'000);
+  EXPECT_GT(tiered.cold_counts().fetched, 5'000);
+  // Counts are estimates between merges; keys that a filter only seems to have, one in ten, are in them.
+  EXPECT_NEAR(static_cast<double>(tiered.rows(0)), static_cast<double>(whole.rows(0)), 0.1 * kKeys);
+}
+
+TEST(Cold, ServesTheLastValuesWhileRowsComeAndLeave) {
+  StoreSpec spec = spec_of({counting_slot(16)});
+  spec.serving = true;
+  Store store(spec);
+  store.keep_cold(tight(60'000));
+  constexpr uint64_t kKeys = 6'000;
+  const std::vector<uint64_t> keys = numbered(1, kKeys + 1);
+  std::atomic<float> written{0.0f}, writing{0.0f};
+  const auto write = [&](float value) {
+    writing = value;
+    for (size_t at = 0; at < kKeys; at += 500)
+      store.import_values(0, keys.data() + at, std::vector<float>(500 * 16, value).data(), 500, 0);
+    written = value;
+  };
+  write(1.0f);
+  std::atomic<bool> done{false};
+  std::vector<std::thread> readers;
+  for (uint64_t seed : {1, 2})
+    readers.emplace_back([&, seed] {
+      std::mt19937_64 random(seed);
+      while (!done) {
+        const float least = written;
+        const Batch batch = some(random, kKeys, 50);
+        const auto rows = served(store, batch);
+        const float most = writing;
+        ASSERT_EQ(rows.size(), batch.plan.unique());
+        for (const auto& [key, row] : rows) {
+          ASSERT_GE(row[0], least) << key;
+          ASSERT_LE(row[0], most) << key;
+        }
+      }
+    });
+  for (float value = 2.0f; value < 40.0f; value++) write(value);
+  done = true;
+  for (std::thread& reader : readers) reader.join();
+  EXPECT_GT(store.cold_counts().fetched, 1'000);
+}
+
 TEST(Cold, GoesOnInMemoryWhileTheDiskIsFull) {
   StoreSpec spec = spec_of({counting_slot(16)});
   spec.consumed = {false, false};

@@ -297,8 +297,8 @@ TEST(Store, ServingRowsSayWhenTheyWereTouchedAndLookingAtThemIsNoTouch) {
   const std::vector<uint64_t> keys = numbered(1, 4);
   const std::vector<float> values(6, 1.0f);
   const std::vector<uint32_t> first{100, 0, 300}, again{50, 200, 400};
-  store.import_values(0, keys.data(), values.data(), 3, false, 0, first.data());
-  store.import_values(0, keys.data(), values.data(), 3, false, 0, again.data());
+  store.import_values(0, keys.data(), values.data(), 3, 0, first.data());
+  store.import_values(0, keys.data(), values.data(), 3, 0, again.data());
 
   const Batch batch(numbered(1, 6));
   std::map<uint64_t, uint32_t> found;
@@ -469,7 +469,7 @@ TEST(Store, ServingTablesAreReadWhileTheyGrowAndShrink) {
     const std::vector<float> values(500 * store.layout(0).width(), 3.0f);
     for (uint64_t turn = 0; turn < 40; turn++) {
       const std::vector<uint64_t> keys = numbered(1 + turn * 100, 501 + turn * 100);
-      store.import_values(0, keys.data(), values.data(), keys.size(), turn % 2, 0);
+      store.import_values(0, keys.data(), values.data(), keys.size(), 0);
       store.remove(0, keys.data(), 100);
     }
     done = true;

@@ -104,7 +104,7 @@ def test_a_serving_store_yields_zeros_for_absent_rows() -> None:
     store = store_of(hedge_group(), serving=True)
     values = np.arange(36, dtype=np.float32).reshape(2, 18)
 
-    assert store.import_values(1, keys_of(1, 2), values, clock_ms=1_000) == 2
+    store.import_values(1, keys_of(1, 2), values, clock_ms=1_000)
     assert look_up(store, keys_of(1, 3, 2), table=1, create=False).tolist() == [
         values[0].tolist(),
         [0.0] * 18,
@@ -118,14 +118,12 @@ def test_a_serving_store_yields_zeros_for_absent_rows() -> None:
         push(store, [(0, 0, 1)], keys_of(1), values[:1])
 
 
-def test_a_read_through_does_not_undo_a_delta() -> None:
+def test_values_replace_those_of_a_row_and_removed_rows_are_gone() -> None:
     store = store_of(counting_group(), serving=True)
     store.import_values(0, keys_of(1), np.full((1, 2), 5.0, np.float32))
+    store.import_values(0, keys_of(1, 2), np.ones((2, 2), np.float32))
 
-    written = store.import_values(0, keys_of(1, 2), np.ones((2, 2), np.float32), only_absent=True)
-
-    assert written == 1
-    assert look_up(store, keys_of(1, 2), create=False).tolist() == [[5.0, 5.0], [1.0, 1.0]]
+    assert look_up(store, keys_of(1, 2), create=False).tolist() == [[1.0, 1.0], [1.0, 1.0]]
     assert store.remove(0, keys_of(1)) == 1
     assert look_up(store, keys_of(1, 2), create=False).tolist() == [[0.0, 0.0], [1.0, 1.0]]
 

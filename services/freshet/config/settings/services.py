@@ -129,14 +129,16 @@ class Inference(GrpcListener):
         default=64 * MIB,
     )
     memory_bytes: int = deployment(
-        "memory for rows with their indexes. Beyond it those of few uses leave, and are read from the row "
-        "store as requests need them; the changes of some seconds must fit. 0: all rows are in memory",
+        "memory for rows with their indexes, with ssd_folder; while rows are read from the row store anew, "
+        "twice as much. 0: all rows are in memory",
         Integer(0, 1 << 46),
         default=0,
     )
+    ssd_folder: str = deployment(SSD_FOLDER.format("memory_bytes"), PATH, default="")
+    ssd_bytes: int = deployment(SSD_BYTES, Integer(0, 1 << 50), default=0)
     rows_wait_ms: int = deployment(
-        "how long a request waits for rows that are not in memory; then it is scored without them, and its "
-        "answer has their number (`defaulted_rows`)",
+        "how long a request waits for rows on disk; then it is scored without them, and its answer has their "
+        "number (`defaulted_rows`)",
         Duration(1, MINUTE),
         default=20,
     )

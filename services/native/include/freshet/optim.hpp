@@ -70,7 +70,6 @@ constexpr uint32_t kHotShift = 13;       // two bits: uses of late, which keep t
 constexpr uint32_t kMostHot = 3;
 constexpr uint32_t kOnDisk = 1u << 15;  // a page on disk holds the row as it is
 constexpr uint32_t kCountShift = 16;    // steps taken, modulo 65536: seeds the stochastic rounding of bf16 values
-constexpr uint32_t kEpochShift = 16;    // in a serving store that is a cache: the epoch of the row's last delta
 constexpr uint32_t kPackedMask = kTableMask | 0xffff0000u;  // the bits of a packed record
 }  // namespace meta
 

@@ -27,6 +27,10 @@ struct ScoredRequests {
   std::vector<float> scores;       // (B,); NaN if not finite
   std::vector<int64_t>
       without_row;  // (R, F); empty if every value has a row. One that candidates share counts for each
+  // Keys of requests whose rows may be on disk, each once a request: rising requests of each group after the other.
+  std::vector<uint32_t> unread_requests;
+  std::vector<uint8_t> unread_tables;
+  std::vector<uint64_t> unread_keys;
 };
 
 // Not thread-safe: scratch is reused from call to call. It outlives neither plan nor program.
@@ -56,9 +60,10 @@ class RequestScorer {
     Buffer<float> rows;
     Buffer<uint8_t> found;
   };
+  std::vector<std::pair<uint32_t, int32_t>> unread_;  // requests and unique keys of a group
   bool look_up(Store& store, const InputPlan& input, const DecodedRequests& made);
   float score_of(const float* predictions) const;
-  void count_missing(size_t group, size_t first_feature, std::vector<int64_t>& out) const;
+  void count_missing(size_t group, size_t first_feature, ScoredRequests& out);
 
   const RequestPlan& plan_;
   const Program& program_;

@@ -43,7 +43,6 @@ struct StoreSpec {
   uint32_t partitions = 1;
   uint64_t seed = 0;
   bool serving = false;                               // values only: no optimiser state, no pushes
-  bool cache = false;                                 // of a serving store: lookups count uses, see store_cache.cpp
   bool held = true;                                   // every bucket from the start; else none until set_applied
   std::array<bool, kConsumers> consumed{true, true};  // by publish, by flush
 };
@@ -63,6 +62,9 @@ struct PushGroup {
 };
 
 enum class Pushed : int { applied, skipped, refused, unread };  // unread: rows must be read first, nothing was touched
+
+// What a lookup finds of a key. on_disk: perhaps, of a serving store; the others are certain.
+enum Found : uint8_t { kAbsent, kHere, kPerhapsOnDisk };
 
 // Why a lookup has no answer: its bucket is not held, or is being loaded and the row must be read first.
 struct Missing {
@@ -159,7 +161,8 @@ class Store {
   // --- rows of a batch (store.cpp)
   // Write each key's floats to `out` (n, S). Absent rows: initial values and, if the table admits them, a new row when
   // `create`; zeros otherwise. Returns a bucket that cannot answer, if any key needed it (then `out` is unfinished).
-  // Each of the last three may be null:
+  // found: (n,) of Found; may be null, as may the next three, unless rows of a serving store are on disk: it reads no
+  // page in a lookup, and a row that may be on disk counts as absent until `fetch` has brought it.
   // touched: (n,) seconds at which each row was last touched before, 0 for an absent one.
   // states: (n, T) optimiser state; for an absent row that of a new one, or zeros likewise.
   // known_pushes: (buckets, partitions) the applied offsets of each bucket with keys when its rows were read.
@@ -194,11 +197,15 @@ class Store {
 
   // --- rows on disk (store_cold.cpp)
   // Called before there are rows. From then on a thread moves rows that have not been used of late to disk once memory
-  // passes the limit, and calls bring the rows back that they need. Throws ColdFault; std::invalid_argument for a
-  // serving store and one that publishes rounded rows.
+  // passes the limit, and calls bring the rows back that they need; of a serving store only `fetch` does, and it counts
+  // rows (`rows`, ColdCounts) anew as pages are merged: in between a key of a delta that a page may hold counts as one
+  // that it holds. Throws ColdFault; std::invalid_argument for a store that publishes rounded rows.
   void keep_cold(const ColdSpec& spec);
-  // Bring the rows of keys of a later batch into memory. Throws ColdFault.
-  void fetch(uint32_t group, const Keys& keys);
+  // Bring the rows of keys of a later batch into memory. here: (n,) set to 1 where a row was found, there or in memory;
+  // may be null. Throws ColdFault.
+  void fetch(uint32_t group, const Keys& keys, uint8_t* here = nullptr);
+  // Throws the first ColdFault that a thread has met, if any: rows on disk are not to be relied on any more.
+  void check_cold() const;
   ColdCounts cold_counts() const;
 
   // --- flush and publish (store_collect.cpp)
@@ -236,11 +243,10 @@ class Store {
   // why.
   void import_rows(uint8_t table, const uint64_t* keys, const uint8_t* records, size_t n, size_t record_bytes);
   void export_rows(uint8_t table, const uint64_t* keys, size_t n, uint8_t* records, uint8_t* found);
-  // Values (n, S) of a serving table; `only_absent` leaves rows alone that are there (PROTOCOL 17). Returns rows
-  // written. They are touched at `clock_ms`, which lookups then touch rows at too, or each at its own of `touched` (n,)
-  // seconds. epoch: of a delta, in a cache; 0: the row store has the rows.
-  int64_t import_values(uint8_t table, const uint64_t* keys, const float* values, size_t n, bool only_absent,
-                        int64_t clock_ms, const uint32_t* touched = nullptr, uint16_t epoch = 0);
+  // Values (n, S) of a serving table; none is read from disk. They are touched at `clock_ms`, which lookups then touch
+  // rows at too, or each at its own of `touched` (n,) seconds.
+  void import_values(uint8_t table, const uint64_t* keys, const float* values, size_t n, int64_t clock_ms,
+                     const uint32_t* touched = nullptr);
   int64_t remove(uint8_t table, const uint64_t* keys, size_t n);
 
   // --- eviction (store_evict.cpp)
@@ -248,14 +254,6 @@ class Store {
   // max_rows. Rows not flushed stay, and those of buckets that are not held or still loaded. `finished` when a round
   // over all buckets is complete. Throws ColdFault if rows on disk could not be read or written.
   Evicted evict(int64_t now_ms, int64_t budget);
-
-  // --- a serving store that is a cache of the row store (store_cache.cpp)
-  // Set `absent` (n,) to whether a key has no row here.
-  void absent(uint32_t group, const Keys& keys, uint8_t* absent) const;
-  // Examine about `budget` rows, buckets in turn; while more than `most_bytes` are in use, remove those that the row
-  // store has, of few uses first. clean: (buckets,) the epoch up to which the row store has a bucket's deltas. Every
-  // row must be examined within 32,767 epochs. Returns rows removed.
-  int64_t evict_unused(size_t most_bytes, int64_t budget, const uint16_t* clean);
 
   uint32_t buckets() const { return spec_.buckets; }
   uint32_t partitions() const { return spec_.partitions; }
@@ -321,9 +319,10 @@ class Store {
   void touch(Header& row, uint32_t now_s) const {
     if (row.touched < now_s) row.touched = now_s, row.meta &= ~meta::kOnDisk;
   }
-  // Count a use; not the one for which the row has come from disk.
+  // Count a use; in training not the one for which the row has come from disk.
   void use(Header& row) const {
-    if (!(row.meta & meta::kOnDisk) && (row.meta >> meta::kHotShift & meta::kMostHot) < meta::kMostHot)
+    if ((spec_.serving || !(row.meta & meta::kOnDisk)) &&
+        (row.meta >> meta::kHotShift & meta::kMostHot) < meta::kMostHot)
       row.meta += 1u << meta::kHotShift;
   }
   struct KeySpan {
@@ -344,10 +343,10 @@ class Store {
   std::unique_lock<SpinLock> lock_fetched(uint32_t bucket, Fetched* parts, size_t n);
   std::unique_lock<SpinLock> lock_to_apply(uint32_t bucket, std::vector<Fetched>& parts) noexcept;
   std::unique_lock<SpinLock> lock_fetched(uint32_t bucket, uint8_t table, const uint64_t* keys, size_t n);
-  std::vector<uint32_t> fetch_batch(uint32_t group, const Keys& keys);
+  std::vector<uint32_t> fetch_batch(uint32_t group, const Keys& keys, uint8_t* here = nullptr);
   void fetch_keys(uint8_t table, const uint64_t* keys, size_t n);
   void fetch_spans(Group& group, std::vector<KeySpan> spans, const uint64_t* keys, const uint8_t* tables,
-                   bool one_table);
+                   bool one_table, uint8_t* here = nullptr);
   void read_pages(const ColdRows& cold, const std::vector<ColdFile::Transfer>& transfers);
   void take_cold(Group& group, uint32_t bucket, ColdRecord record);
   void bring(Group& group, uint32_t bucket, bool all);
@@ -363,7 +362,6 @@ class Store {
   std::pair<ColdScan, std::unique_lock<SpinLock>> lock_scanned(uint32_t bucket);
   void wait_for_room();
   void fail(const ColdFault& fault) const;
-  void check_cold() const;
   ColdFault damaged(uint32_t page, uint32_t bucket) const;
   size_t hot_bytes() const;
   struct Spill;
@@ -372,6 +370,8 @@ class Store {
   size_t finish_spill(Group& group, uint32_t bucket, const Spill& spill,
                       const std::vector<ColdRows::Builder>& builders);
   void drop_to_disk(Group& group, uint32_t bucket, uint32_t slot, bool& relist);
+  bool leaves_disk(Group& group, uint32_t bucket, RowId id);
+  void recount_cold(Group& group, uint32_t bucket, const std::vector<int64_t>& written);
   void spill_loop();
   size_t spill_round();
   uint32_t create_row(Group& group, uint32_t bucket, uint64_t key, uint8_t table);
@@ -430,10 +430,7 @@ class Store {
   struct ColdDeleter {
     void operator()(Cold*) const;
   };
-  int64_t evict_unused_of(uint32_t bucket, uint16_t clean, bool removes);
   std::unique_ptr<Cold, ColdDeleter> cold_;  // null: all rows are in memory
-  bool counts_uses_ = false;
-  std::atomic<uint32_t> clock_cursor_{0}, clock_draws_{0};
 
   struct Round;  // of eviction, over all buckets
   struct RoundDeleter {

@@ -50,7 +50,7 @@ struct Bin {
 
 class Group {
  public:
-  static constexpr uint32_t kBlockRows = 64, kCacheBlockRows = 8;  // a bucket of a cache has few rows
+  static constexpr uint32_t kBlockRows = 64, kFewRows = 8;  // of a block; few where most rows are on disk
   static constexpr uint32_t kNone = 0xffffffffu;
 
   // block_rows: rows for which memory is taken at a time; a power of two.

@@ -54,7 +54,7 @@ struct ColdBin {
   uint32_t merges = 0;                   // how many times all pages were replaced
   uint32_t epoch = 0;                    // flushes that took the bucket's changed rows
   uint32_t dirty = 0;                    // rows on disk alone that the next flush must take
-  std::vector<uint32_t> rows;            // on disk alone, of each of the group's tables
+  std::vector<int64_t> rows;             // on disk alone, of each of the group's tables
   RowIds erased;  // removed, and perhaps still on a page; such a key's row stays in memory until a merge
   bool empty() const { return base.empty() && log.empty(); }
   void next_version() {
@@ -104,7 +104,7 @@ class ColdRows {
   // Pages that may hold the row, the latest first: those of the log, then at most two of the base; none for a key that
   // was erased. Returns how many are of the log.
   size_t pages_of(const ColdBin& bin, RowId id, std::vector<const ColdPage*>& pages) const;
-  bool may_hold(const ColdBin& bin, RowId id) const;
+  bool may_hold(const ColdBin& bin, RowId id) const;  // no, if it was erased
   // The base pages that may take the row.
   static std::pair<uint32_t, uint32_t> homes(RowId id, size_t pages);
 
