@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,14 +54,14 @@ def inferred(server: Running) -> dict[str, Any]:
     return found
 
 
-def rows_on_disk(server: Running) -> int:
-    found: int = server.get("/status").json()["ssd"]["rows"]
-    return found
+def holds_none(server: Running) -> bool:
+    """Whether all rows have left memory."""
+    status = server.get("/status").json()
+    return bool(status["ssd"]["rows"] == status["rows_held"] > 0)
 
 
 def wait_until_spilled(server: Running) -> None:
-    held = server.get("/status").json()["rows_held"]
-    wait_until("rows have left memory", lambda: rows_on_disk(server) == held, within_s=20)
+    wait_until("rows have left memory", lambda: holds_none(server), within_s=20)
 
 
 def test_every_route_scores_as_with_all_rows_in_memory(world: World, tight: dict[str, str]) -> None:
@@ -149,23 +150,29 @@ def test_slow_disk_delays_a_request_by_its_bound(
         )
 
 
+def nameless(folder: Path) -> list[Path]:
+    """Return this process's nameless files in a folder."""
+    found = []
+    for at in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            target = str(at.readlink())
+            if target.startswith(f"{folder}/") and target.endswith("(deleted)"):
+                found.append(at)
+    return found
+
+
 def damage(folder: Path) -> None:
     """Change every page of this process's nameless files in a folder."""
-    for fd in os.listdir("/proc/self/fd"):
-        at = f"/proc/self/fd/{fd}"
-        try:
-            target = os.readlink(at)
-        except FileNotFoundError:
-            continue
-        if target.startswith(f"{folder}/") and target.endswith("(deleted)"):
-            with open(at, "r+b", buffering=0) as file:
-                for start in range(100, os.fstat(file.fileno()).st_size, 4096):
-                    os.pwrite(file.fileno(), b"x", start)
+    for at in nameless(folder):
+        with at.open("r+b", buffering=0) as file:
+            for start in range(100, os.fstat(file.fileno()).st_size, 4096):
+                os.pwrite(file.fileno(), b"x", start)
 
 
 def test_damaged_disk_costs_the_rows_once_and_they_are_read_anew(world: World, tight: dict[str, str]) -> None:
     with serving(world) as full, serving(world, **tight) as tiered:
         wait_until_spilled(tiered)
+        files = len(nameless(disk_folder()))
         damage(disk_folder())
         assert set(tiered.rank(dry_run=True).json()["defaulted_rows"]) == {"unreadable"}
         wait_until(
@@ -174,6 +181,7 @@ def test_damaged_disk_costs_the_rows_once_and_they_are_read_anew(world: World, t
             within_s=20,
         )
         assert scores(tiered) == scores(full)
+        wait_until("the damaged files are closed", lambda: len(nameless(disk_folder())) <= files, within_s=20)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ RANKING = record(
         "items": array(ITEM, "best first, or in random order"),
         "version": integer("number of the version whose weights scored"),
         "freshness_ms": nullable(integer(), "now minus the newest event learned from"),
-        "unknown_rows": mapping(integer(), "values without a row, by feature"),
+        "unknown_rows": mapping(integer(), "values without a row, by feature; those of defaulted rows, too"),
         "defaulted_rows": mapping(
             integer(),
             "by reason: rows that the scores lack though the local disk may have them; only with "

@@ -29,8 +29,8 @@ disk could not be read or is not as it was written, or too many keys waited to b
 
 THREADS = 2
 """Reads at a time: one waits for the disk while another is decoded."""
-MOST_KEYS = 20_000
-"""Keys of one read, about."""
+MOST_KEYS = 2_000
+"""Keys of one read, about: other threads wait while as many are sorted, a millisecond."""
 MOST_WAITING = 200_000
 """Keys that may wait to be read."""
 
@@ -51,6 +51,7 @@ class RowsOnDisk(Protocol):
 class RowsRead:
     """What the reads of a request's rows have come to."""
 
+    table: RowsOnDisk
     until_s: float  # time of the loop until which the request may wait for rows
     absent: Unread = frozenset()  # keys without a row
     unreadable: Unread = frozenset()
@@ -74,12 +75,13 @@ class _Job:
             if self.timer is not None:
                 self.timer.cancel()
             absent |= self.before.absent
-            self.done(RowsRead(self.before.until_s, absent, self.before.unreadable | unreadable, ended))
+            unreadable |= self.before.unreadable
+            self.done(RowsRead(self.table, self.before.until_s, absent, unreadable, ended))
 
 
 @dataclass(slots=True)
 class _Waiting:
-    jobs: list[_Job] = field(default_factory=list)
+    jobs: dict[int, _Job] = field(default_factory=dict)  # by id, the oldest first
     keys: int = 0
     closed: bool = False
 
@@ -111,21 +113,30 @@ class RowReads:
     ) -> None:
         """Read rows; `done` is called on the running loop, after `wait_s` at the latest.
 
-        before: the last read for the same request.
+        before: the last read for the same request; what it found counts for the same table.
         """
         loop = asyncio.get_running_loop()
-        job = _Job(unread, table, done, loop, before or RowsRead(loop.time() + self._wait_s))
+        until_s = loop.time() + self._wait_s if before is None else before.until_s
+        if before is None or before.table is not table:
+            before = RowsRead(table, until_s)
+        job = _Job(unread, table, done, loop, before)
         with self._changed:
             waiting = self._waiting
             is_busy = waiting.keys > 0 and waiting.keys + len(unread) > MOST_WAITING
             if not is_busy:
-                waiting.jobs.append(job)
+                waiting.jobs[id(job)] = job
                 waiting.keys += len(unread)
                 self._changed.notify()
         if is_busy:
             loop.call_soon(lambda: job.end(ended="busy"))
         else:
-            job.timer = loop.call_at(job.before.until_s, lambda: job.end(ended="late"))
+            job.timer = loop.call_at(until_s, self._late, job)
+
+    def _late(self, job: _Job) -> None:
+        with self._changed:
+            if self._waiting.jobs.pop(id(job), None) is not None:
+                self._waiting.keys -= len(job.unread)
+        job.end(ended="late")
 
     def close(self, wait_s: float) -> None:
         """End the threads, after what they read at the moment, and wait for them at most `wait_s` each."""
@@ -157,24 +168,32 @@ class RowReads:
                 self._changed.wait_for(lambda: self._waiting.jobs or self._waiting.closed)
                 if self._waiting.closed:
                     return []
-                waiting, taken, keys = self._waiting.jobs, 0, 0
-                while taken < len(waiting) and keys < MOST_KEYS:
-                    keys += len(waiting[taken].unread)
-                    taken += 1
+                jobs: list[_Job] = []
+                keys = 0
+                while self._waiting.jobs and keys < MOST_KEYS:
+                    job = self._waiting.jobs.pop(next(iter(self._waiting.jobs)))
+                    keys += len(job.unread)
+                    jobs.append(job)
                 self._waiting.keys -= keys
-                jobs, self._waiting.jobs = waiting[:taken], waiting[taken:]
-                if jobs := [job for job in jobs if not job.is_over]:
-                    return jobs
+                return jobs
 
 
 def read_into(table: RowsOnDisk, keys: Unread) -> tuple[Unread, Unread]:
     """Read rows; returns the keys without a row, and those that cannot be read, which costs no others."""
-    try:
-        return table.fetch(keys), frozenset()
-    except Exception as error:  # also a bug: it must not end the thread
-        if len(keys) == 1:
-            log.warning("a row on disk cannot be read", reason=str(error))
-            return frozenset(), keys
-        every = sorted(keys)
-        halves = [read_into(table, frozenset(some)) for some in (every[::2], every[1::2])]
-        return halves[0][0] | halves[1][0], halves[0][1] | halves[1][1]
+    absent: set[tuple[int, int]] = set()
+    unreadable: set[tuple[int, int]] = set()
+    waiting, reason = [keys], ""
+    while waiting:
+        some = waiting.pop()
+        try:
+            absent |= table.fetch(some)
+        except Exception as error:  # also a bug: it must not end the thread
+            reason = str(error)
+            if len(some) == 1:
+                unreadable |= some
+            else:
+                every = sorted(some)
+                waiting += [frozenset(every[::2]), frozenset(every[1::2])]
+    if unreadable:
+        log.warning("rows on disk cannot be read", rows=len(unreadable), reason=reason)
+    return frozenset(absent), frozenset(unreadable)

@@ -204,6 +204,8 @@ log = structlog.get_logger(__name__)
 POLL_RECORDS = 500
 BUCKETS_AT_ONCE = 64
 RETRY_S = 0.5
+LONGEST_RETRY_S = 60.0
+"""Bound of the backoff while rows are lost each time that they are read anew: a disk that is broken."""
 
 RECHECK_S = 60.0
 """Interval at which damaged buckets are read again: their shard may have rewritten them."""
@@ -292,7 +294,9 @@ class RowFollower:
 
         The row store is read again only if the log cannot be followed from the table's offsets.
         """
+        lost_s = RETRY_S
         while not stop.is_set():
+            began_s = time.monotonic()
             try:
                 self._follow(stop)
             except _Readable:
@@ -300,7 +304,8 @@ class RowFollower:
             except (Unavailable, DataLost) as error:
                 log.warning("rows cannot be followed, starting over", reason=str(error))
                 self._report(f"rows cannot be followed: {error}")
-                stop.wait(RETRY_S)
+                lost_s = RETRY_S if time.monotonic() > began_s + LONGEST_RETRY_S else 2 * lost_s
+                stop.wait(min(lost_s, LONGEST_RETRY_S) if isinstance(error, DataLost) else RETRY_S)
             except FreshetError as error:
                 log.error("rows cannot be served", reason=str(error))
                 self._report(str(error))
@@ -333,9 +338,9 @@ class RowFollower:
                     or "  start it with the spec of the store"
                 )
             )
-        old = self.state
+        corrupt, not_finite = self.state.corrupt, self.state.not_finite  # not the state: it has the old table
         table = FollowedTable(
-            self._make_sink(), BucketView(identity.buckets), old.corrupt, old.not_finite, self._end_of_fences
+            self._make_sink(), BucketView(identity.buckets), corrupt, not_finite, self._end_of_fences
         )
         self._bootstrap(table, stop)
         while not stop.is_set():
@@ -428,7 +433,7 @@ class RowFollower:
             sink = self._make_sink()
             for runs in self._store.scan(damaged):
                 sink.import_runs(runs)
-        except (Corrupt, Unavailable):
+        except (FreshetError, OSError):
             return
         raise _Readable
 

@@ -518,22 +518,28 @@ class Scoring:
         scored = self.pipeline.score(decode(), table, serving.scorer, explain=explain)
         return self._attempt((scored, serving), table, read)
 
+    @staticmethod
+    def _is_over(read: RowsRead) -> bool:
+        return bool(read.ended) or asyncio.get_running_loop().time() >= read.until_s
+
     def _attempt(self, made: ByVersion, table: RowsOnDisk, read: RowsRead | None) -> Attempt:
         """Return scores, with the number of rows that they lack for good, or that rows must be read."""
         scored, serving = made
         unread = scored.unread
         if not unread:
             return made
-        if read is None:
+        if read is None or read.table is not table:
             self._unread.inc(len(unread))
-            return _NeedsRows(unread, table, None)
+            if read is None or not self._is_over(read):
+                return _NeedsRows(unread, table, read)
+            read = replace(read, absent=frozenset(), unreadable=frozenset())
         unread -= read.absent
         defaulted: dict[str, int] = {}
         if failed := unread & read.unreadable:
             defaulted["unreadable"] = len(failed)
             unread -= failed
         if unread:  # rows have come or left since they were read, or were not read
-            if not read.ended and asyncio.get_running_loop().time() < read.until_s:
+            if not self._is_over(read):
                 return _NeedsRows(unread, table, read)
             defaulted[read.ended or "late"] = len(unread)
         return replace(scored, defaulted=defaulted), serving

@@ -240,12 +240,12 @@ class Inference:
         return threads
 
     def close(self) -> None:
-        """Close the progress thread, reads of rows and the writer of the served log."""
+        """Close the progress thread, the writer of the served log and reads of rows."""
         self._progress_thread.shutdown(wait=False)
-        if self._reads is not None:
-            self._reads.close(NOTICE_S)
         if self.logger is not None:
             self._writer.close()
+        if self._reads is not None:
+            self._reads.close(NOTICE_S)
 
     async def _progressed(self, request: Request) -> Response:
         query = {k: v[-1] for k, v in parse_qs(request.query).items()}

@@ -65,6 +65,7 @@ ColdCounts Store::cold_counts() const {
     for (const auto& group : groups_)
       for (const int64_t rows : group->cold->bin(b).rows) out.rows += rows;
   }
+  out.rows = std::max<int64_t>(0, out.rows);  // an estimate, of a serving store
   for (const auto& group : groups_) {
     out.bytes_in_use += static_cast<int64_t>(group->cold->file.bytes_in_use());
     out.bytes_on_disk += static_cast<int64_t>(group->cold->file.bytes_on_disk());
@@ -109,7 +110,7 @@ void Store::take_cold(Group& group, uint32_t bucket, ColdRecord record) {
   const uint32_t slot = group.insert(bin, bucket, record.key(), record.table());
   group.layout.unpack(group.row(slot), record.packed());
   Header& row = group.header(slot);
-  row.meta |= meta::kOnDisk | (spec_.serving ? 0 : 1u << meta::kHotShift);  // a serving store looks it up again
+  row.meta |= meta::kOnDisk | (1u << meta::kHotShift) | (spec_.serving ? meta::kFetched : 0);
   if (record.stored(cold.epoch)) row.meta |= meta::kStored;
   if (record.dirty(cold.epoch)) {
     row.meta |= meta::kDirtyFlush;
@@ -119,19 +120,22 @@ void Store::take_cold(Group& group, uint32_t bucket, ColdRecord record) {
   cold.rows[table_index(group, record.table())]--;
 }
 
-// Wait while the limit of memory is passed and rows can leave. Otherwise memory must do: who publishes may wait for us.
-void Store::wait_for_room() {
+// Wait while the limit of memory is passed and rows can leave, or once if `briefly`. Otherwise memory must do: who
+// publishes may wait for us.
+void Store::wait_for_room(bool briefly) {
   const auto short_of = [&] { return hot_bytes() > cold_->spec.memory_bytes && !cold_->full && !cold_->stuck; };
   if (hot_bytes() > static_cast<size_t>(static_cast<double>(cold_->spec.memory_bytes) * kSpillFrom))
     cold_->wake.notify_one();
   if (!short_of()) return;
+  // A serving store goes on after a fault until another takes its place.
+  const auto ended = [&] { return !spec_.serving && !cold_->fault.empty(); };
   std::unique_lock lock(cold_->mutex);
-  if (!cold_->fault.empty()) throw ColdFault(cold_->fault);
+  if (ended()) throw ColdFault(cold_->fault);
   cold_->waits++;
-  while (short_of() && cold_->fault.empty()) {
+  do {
     cold_->wake.notify_one();
     cold_->room.wait_for(lock, kSpillPause);
-  }
+  } while (!briefly && short_of() && !ended());
 }
 
 void Store::fetch_spans(Group& group, std::vector<KeySpan> spans, const uint64_t* keys, const uint8_t* tables,
@@ -199,7 +203,8 @@ void Store::fetch_spans(Group& group, std::vector<KeySpan> spans, const uint64_t
           if (sound && record == nullptr) {
             const ColdBin& bin = cold.bin(span.bucket);
             const std::lock_guard lock(states_[span.bucket].lock);
-            span.again = span.again || (!span.thorough && cold.pages_of(bin, id, pages) > 0);
+            span.again =
+                span.again || bin.merges != span.merges || (!span.thorough && cold.pages_of(bin, id, pages) > 0);
             continue;
           }
           const std::lock_guard lock(states_[span.bucket].lock);
@@ -240,7 +245,7 @@ void Store::fetch_spans(Group& group, std::vector<KeySpan> spans, const uint64_t
 
 std::vector<uint32_t> Store::fetch_batch(uint32_t index, const Keys& keys, uint8_t* here) {
   if (!cold_) return {};
-  wait_for_room();
+  wait_for_room(spec_.serving);  // requests wait longer for rows, and not until deltas have their memory
   std::vector<KeySpan> spans;
   std::vector<uint32_t> seen(spec_.buckets, 0);
   for (uint32_t b = 0; b < spec_.buckets; b++)

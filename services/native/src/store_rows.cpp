@@ -145,10 +145,9 @@ int64_t Store::remove(uint8_t table, const uint64_t* keys, size_t n) {
     for (size_t i = begin; i < end; i++) {
       const uint32_t slot = group.find(bin, keys[i], table);
       if (slot == Group::kNone) {
-        if (!spec_.serving || !leaves_disk(group, bucket, {keys[i], table})) continue;
-        group.cold->erase(group.cold->bin(bucket), {keys[i], table});
-        rows_[table].fetch_sub(1, std::memory_order_relaxed);
-        removed++;
+        // It may be on disk; whether it counted shows when the pages are merged.
+        if (spec_.serving && group.cold && group.cold->may_hold(group.cold->bin(bucket), {keys[i], table}))
+          group.cold->erase(group.cold->bin(bucket), {keys[i], table});
         continue;
       }
       forget(group, bucket, slot, relist);

@@ -7,8 +7,9 @@ namespace freshet {
 
 namespace {
 
-constexpr double kLeastShare = 0.3;   // of a bucket's rows that go at a time, so that they fill pages
-constexpr uint32_t kMostRounds = 32;  // over all buckets, in which no row could leave
+constexpr double kLeastShare = 0.3;       // of a bucket's rows that go at a time, so that they fill pages
+constexpr uint32_t kFetchedRounds = 256;  // about, in which a row stays that was fetched and not looked up
+constexpr uint32_t kMostRounds = 32;      // over all buckets, in which no row could leave
 
 uint32_t hot_of(const Header& row) { return (row.meta >> meta::kHotShift) & meta::kMostHot; }
 
@@ -48,6 +49,10 @@ void Store::plan_spill(Group& group, uint32_t bucket, size_t want, Spill& spill,
     if (!(header.meta & meta::kOnDisk)) spill.outdated.insert(id);
     if (header.meta & meta::kDirtyPublish) continue;
     cold_->movable++;
+    if (spec_.serving && (header.meta & meta::kFetched)) {  // a request is about to look it up, or has given up
+      if (cold_->random() % kFetchedRounds == 0) header.meta &= ~meta::kFetched;
+      continue;
+    }
     if (const uint32_t hot = hot_of(header)) {
       // Rows that are used often stay for more rounds: each level is left four times as slowly as the one below.
       if ((cold_->random() & ((1u << (2 * (hot - 1))) - 1)) == 0) header.meta -= 1u << meta::kHotShift;
@@ -99,7 +104,7 @@ size_t Store::spill(Group& group, uint32_t bucket, size_t want) {
   size_t gone = 0;
   {
     const std::lock_guard lock(state.lock);
-    if (state.loading) return 0;
+    if (state.loading || cold.bin(bucket).damaged) return 0;
     plan_spill(group, bucket, want, spill, gone);
     if (spill.version == 0) return gone;
   }
@@ -250,6 +255,7 @@ void Store::spill_loop() {
     } catch (const std::exception& error) {
       if (!lock.owns_lock()) lock.lock();
       if (cold_->fault.empty()) cold_->fault = error.what();
+      cold_->stuck = true;
       cold_->room.notify_all();
       return;
     }
@@ -277,7 +283,15 @@ size_t Store::spill_round() {
         rows = group->bin(bucket).rows;
       }
       const std::lock_guard moving(cold_->moving);
-      if (rows) gone += spill(*group, bucket, static_cast<size_t>(share * static_cast<double>(rows)) + 1);
+      if (rows == 0) continue;
+      try {
+        gone += spill(*group, bucket, static_cast<size_t>(share * static_cast<double>(rows)) + 1);
+      } catch (const ColdFault& fault) {
+        if (!spec_.serving) throw;
+        fail(fault);  // its other buckets serve until the table is replaced
+        const std::lock_guard held(states_[bucket].lock);
+        group->cold->bin(bucket).damaged = true;
+      }
     }
     cold_->room.notify_all();
   }

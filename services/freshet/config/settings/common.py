@@ -26,9 +26,9 @@ URL = Text('an URL with the adapter as its scheme, such as "sqlite:run/log"', r"
 # Meanings of options that several services have.
 
 SSD_FOLDER = (
-    "folder on a local SSD with a file system such as ext4 or xfs: rows beyond {} move to files here "
-    "instead of being evicted, the least used first, and come back as they are needed. The files have no "
-    "names, and end with the process. Empty: rows are in memory alone"
+    "folder on a local SSD with a file system such as ext4 or xfs: rows beyond {} move to files here, the "
+    "least used first, and come back as they are needed. The files have no names, and end with the process. "
+    "Empty: rows are in memory alone"
 )
 SSD_BYTES = "most bytes of these files; beyond it, or once the disk is full, rows stay in memory. 0: no limit"
 ADMIN_PORT = "health and metrics; 0 takes a free one"

@@ -130,7 +130,7 @@ class Inference(GrpcListener):
     )
     memory_bytes: int = deployment(
         "memory for rows with their indexes, with ssd_folder; while rows are read from the row store anew, "
-        "twice as much. 0: all rows are in memory",
+        "twice as much memory and disk. 0: all rows are in memory",
         Integer(0, 1 << 46),
         default=0,
     )

@@ -66,6 +66,7 @@ constexpr uint32_t kStored =
     1u << 10;  // the row store holds the row, or will once the flush that carries it is acknowledged
 constexpr uint32_t kInexact = 1u << 11;  // what serving holds of the row may be rounded; see Store::collect_inexact
 constexpr uint32_t kServed = 1u << 12;   // the group's ServedRows say what serving holds of the row
+constexpr uint32_t kFetched = kServed;   // of a serving store: has come from disk, and was not looked up since
 constexpr uint32_t kHotShift = 13;       // two bits: uses of late, which keep the row in memory; see Store::keep_cold
 constexpr uint32_t kMostHot = 3;
 constexpr uint32_t kOnDisk = 1u << 15;  // a page on disk holds the row as it is

@@ -262,7 +262,7 @@ class Store {
   uint32_t row_bytes(uint32_t group) const { return groups_.at(group)->row_bytes(); }  // in memory
   const RowLayout& layout(uint32_t group) const { return groups_.at(group)->layout; }
   const StoreSpec& spec() const { return spec_; }
-  int64_t rows(uint8_t table) const { return rows_[table].load(std::memory_order_relaxed); }
+  int64_t rows(uint8_t table) const { return std::max<int64_t>(0, rows_[table].load(std::memory_order_relaxed)); }
   int64_t evicted(uint8_t table) const {
     return evicted_of_[table].load(std::memory_order_relaxed);
   }  // since the store was made
@@ -319,11 +319,14 @@ class Store {
   void touch(Header& row, uint32_t now_s) const {
     if (row.touched < now_s) row.touched = now_s, row.meta &= ~meta::kOnDisk;
   }
-  // Count a use; in training not the one for which the row has come from disk.
+  // Count a use; not the one for which the row has come from disk.
   void use(Header& row) const {
-    if ((spec_.serving || !(row.meta & meta::kOnDisk)) &&
-        (row.meta >> meta::kHotShift & meta::kMostHot) < meta::kMostHot)
+    const uint32_t come = spec_.serving ? meta::kFetched : meta::kOnDisk;
+    if (row.meta & come) {
+      if (spec_.serving) row.meta &= ~come;
+    } else if ((row.meta >> meta::kHotShift & meta::kMostHot) < meta::kMostHot) {
       row.meta += 1u << meta::kHotShift;
+    }
   }
   struct KeySpan {
     uint32_t bucket;
@@ -360,7 +363,7 @@ class Store {
     std::vector<std::vector<uint8_t>> records;
   };
   std::pair<ColdScan, std::unique_lock<SpinLock>> lock_scanned(uint32_t bucket);
-  void wait_for_room();
+  void wait_for_room(bool briefly = false);
   void fail(const ColdFault& fault) const;
   ColdFault damaged(uint32_t page, uint32_t bucket) const;
   size_t hot_bytes() const;

@@ -55,7 +55,8 @@ struct ColdBin {
   uint32_t epoch = 0;                    // flushes that took the bucket's changed rows
   uint32_t dirty = 0;                    // rows on disk alone that the next flush must take
   std::vector<int64_t> rows;             // on disk alone, of each of the group's tables
-  RowIds erased;  // removed, and perhaps still on a page; such a key's row stays in memory until a merge
+  RowIds erased;         // removed, and perhaps still on a page; such a key's row stays in memory until a merge
+  bool damaged = false;  // of a serving store: no row moves to its pages any more
   bool empty() const { return base.empty() && log.empty(); }
   void next_version() {
     if (++version == 0) version = 1;
