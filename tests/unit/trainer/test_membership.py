@@ -71,7 +71,7 @@ def test_joining_rank_loads_torch_before_its_lease(tmp_path: Path) -> None:
 
     with rank(tmp_path, never, stop) as first, rank(tmp_path, load, stop) as second:
         assert first.join() is not None
-        wait_until("the second sees the first", lambda: second.snapshot().live, within_s=WAIT_S)
+        wait_until("the second sees the first", lambda: len(second.snapshot().live) == 1, within_s=WAIT_S)
         assert second.join() is None
 
     assert seats == [{0}], "only the first rank had a lease"
