@@ -74,7 +74,8 @@ class RowsMemory:
         if not self.max_rows:
             return said
         tables = ", ".join(f"{rows:,} rows of {table}" for table, rows in self.max_rows.items())
-        return f"{said}. Above {tables} the least recently used are evicted; inference holds the same rows"
+        same = "" if self.inference_ssd_folder else "; inference holds the same rows"
+        return f"{said}. Above {tables} the least recently used are evicted{same}"
 
 
 def shard_rows_bound(settings: Settings) -> RowsBound:

@@ -123,6 +123,16 @@ def test_check_states_how_much_memory_rows_may_take(monkeypatch):
         run("check", QUICKSTART)
 
 
+def test_check_states_where_rows_of_a_server_are(monkeypatch, tmp_path):
+    monkeypatch.setenv("FRESHET_INFERENCE_MEMORY_BYTES", "64000000")
+    with pytest.raises(ConfigError, match="FRESHET_INFERENCE_SSD_FOLDER"):
+        run("check", QUICKSTART)
+    monkeypatch.setenv("FRESHET_INFERENCE_SSD_FOLDER", str(tmp_path))
+    assert f"may take 64,000,000 bytes; beyond that they are in files in {tmp_path}" in (
+        run("check", QUICKSTART).output
+    )
+
+
 def test_check_against_ends_with_3_if_an_edit_needs_a_new_model(tmp_path):
     for schema in ("impressions.avsc", "actions.avsc"):
         (tmp_path / schema).write_text((EXAMPLES / "quickstart" / schema).read_text())
