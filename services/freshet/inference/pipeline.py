@@ -275,15 +275,17 @@ class Pipeline:
         made = self._native.score(store, scorer.native, self._lane[1], events.data, events.ends, counts)
         if made is None:
             return None
-        predictions, scores, without_row, (requests, tables, keys) = made
+        predictions, scores, without_row, on_disk = made
         unknown: list[Unknown] = [{} for _ in encoded]
         if without_row is not None:
             for mine, row in zip(unknown, without_row.tolist(), strict=True):
                 mine.update((name, n) for name, n in zip(self._names, row, strict=True) if n)
         scored = _split(encoded, predictions, scores, unknown)
-        for r in np.unique(requests).tolist():
-            mine = requests == r
-            scored[r] = replace(scored[r], unread=unread_of(tables[mine], keys[mine]))
+        if on_disk is not None:
+            requests, tables, keys = on_disk
+            for r in np.unique(requests).tolist():
+                of_r = requests == r
+                scored[r] = replace(scored[r], unread=unread_of(tables[of_r], keys[of_r]))
         return scored
 
     def _without_bad(

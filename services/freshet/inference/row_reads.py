@@ -61,10 +61,9 @@ class RowsRead:
 @dataclass(slots=True, eq=False)
 class _Job:
     unread: Unread
-    table: RowsOnDisk
     done: Callable[[RowsRead], None]
     loop: asyncio.AbstractEventLoop
-    before: RowsRead
+    before: RowsRead  # of the same table
     timer: asyncio.TimerHandle | None = None
     is_over: bool = False
 
@@ -74,14 +73,14 @@ class _Job:
             self.is_over = True
             if self.timer is not None:
                 self.timer.cancel()
-            absent |= self.before.absent
-            unreadable |= self.before.unreadable
-            self.done(RowsRead(self.table, self.before.until_s, absent, unreadable, ended))
+            before = self.before
+            absent |= before.absent
+            self.done(RowsRead(before.table, before.until_s, absent, unreadable | before.unreadable, ended))
 
 
 @dataclass(slots=True)
 class _Waiting:
-    jobs: dict[int, _Job] = field(default_factory=dict)  # by id, the oldest first
+    jobs: dict[_Job, None] = field(default_factory=dict)  # the oldest first
     keys: int = 0
     closed: bool = False
 
@@ -119,12 +118,12 @@ class RowReads:
         until_s = loop.time() + self._wait_s if before is None else before.until_s
         if before is None or before.table is not table:
             before = RowsRead(table, until_s)
-        job = _Job(unread, table, done, loop, before)
+        job = _Job(unread, done, loop, before)
         with self._changed:
             waiting = self._waiting
             is_busy = waiting.keys > 0 and waiting.keys + len(unread) > MOST_WAITING
             if not is_busy:
-                waiting.jobs[id(job)] = job
+                waiting.jobs[job] = None
                 waiting.keys += len(unread)
                 self._changed.notify()
         if is_busy:
@@ -134,7 +133,8 @@ class RowReads:
 
     def _late(self, job: _Job) -> None:
         with self._changed:
-            if self._waiting.jobs.pop(id(job), None) is not None:
+            if job in self._waiting.jobs:
+                del self._waiting.jobs[job]
                 self._waiting.keys -= len(job.unread)
         job.end(ended="late")
 
@@ -151,8 +151,8 @@ class RowReads:
     def _run(self) -> None:
         while jobs := self._next():
             began = time.perf_counter()
-            for table in {id(job.table): job.table for job in jobs}.values():
-                mine = [job for job in jobs if job.table is table]
+            for table in {id(job.before.table): job.before.table for job in jobs}.values():
+                mine = [job for job in jobs if job.before.table is table]
                 absent, unreadable = read_into(
                     table, frozenset[tuple[int, int]]().union(*(j.unread for j in mine))
                 )
@@ -171,7 +171,8 @@ class RowReads:
                 jobs: list[_Job] = []
                 keys = 0
                 while self._waiting.jobs and keys < MOST_KEYS:
-                    job = self._waiting.jobs.pop(next(iter(self._waiting.jobs)))
+                    job = next(iter(self._waiting.jobs))
+                    del self._waiting.jobs[job]
                     keys += len(job.unread)
                     jobs.append(job)
                 self._waiting.keys -= keys

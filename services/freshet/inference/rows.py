@@ -294,7 +294,7 @@ class RowFollower:
 
         The row store is read again only if the log cannot be followed from the table's offsets.
         """
-        lost_s = RETRY_S
+        pause_s = RETRY_S
         while not stop.is_set():
             began_s = time.monotonic()
             try:
@@ -304,8 +304,9 @@ class RowFollower:
             except (Unavailable, DataLost) as error:
                 log.warning("rows cannot be followed, starting over", reason=str(error))
                 self._report(f"rows cannot be followed: {error}")
-                lost_s = RETRY_S if time.monotonic() > began_s + LONGEST_RETRY_S else 2 * lost_s
-                stop.wait(min(lost_s, LONGEST_RETRY_S) if isinstance(error, DataLost) else RETRY_S)
+                is_lost_again = isinstance(error, DataLost) and time.monotonic() < began_s + LONGEST_RETRY_S
+                pause_s = min(2 * pause_s, LONGEST_RETRY_S) if is_lost_again else RETRY_S
+                stop.wait(pause_s)
             except FreshetError as error:
                 log.error("rows cannot be served", reason=str(error))
                 self._report(str(error))

@@ -37,11 +37,12 @@ nb::object score(RequestScorer& scorer, Store& store, const HedgeModel& model, H
   if (!made) return nb::none();
   nb::object without_row = nb::none();
   if (!made->without_row.empty()) without_row = to_matrix(std::move(made->without_row), scorer.features());
-  return nb::make_tuple(
-      to_matrix(std::move(made->predictions), static_cast<size_t>(model.labels())), to_numpy(std::move(made->scores)),
-      without_row,
-      nb::make_tuple(to_numpy(std::move(made->unread_requests)), to_numpy(std::move(made->unread_tables)),
-                     to_numpy(std::move(made->unread_keys))));
+  nb::object unread = nb::none();
+  if (!made->unread_keys.empty())
+    unread = nb::make_tuple(to_numpy(std::move(made->unread_requests)), to_numpy(std::move(made->unread_tables)),
+                            to_numpy(std::move(made->unread_keys)));
+  return nb::make_tuple(to_matrix(std::move(made->predictions), static_cast<size_t>(model.labels())),
+                        to_numpy(std::move(made->scores)), without_row, unread);
 }
 
 }  // namespace

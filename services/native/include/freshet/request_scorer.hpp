@@ -60,7 +60,6 @@ class RequestScorer {
     Buffer<float> rows;
     Buffer<uint8_t> found;
   };
-  std::vector<std::pair<uint32_t, int32_t>> unread_;  // requests and unique keys of a group
   bool look_up(Store& store, const InputPlan& input, const DecodedRequests& made);
   float score_of(const float* predictions) const;
   void count_missing(size_t group, size_t first_feature, ScoredRequests& out);
@@ -72,6 +71,7 @@ class RequestScorer {
   size_t features_ = 0;
   BatchView view_;
   std::vector<uint32_t> request_ends_;
+  std::vector<std::pair<uint32_t, int32_t>> unread_;  // requests and unique keys of a group
 };
 
 }  // namespace freshet

@@ -63,7 +63,7 @@ struct PushGroup {
 
 enum class Pushed : int { applied, skipped, refused, unread };  // unread: rows must be read first, nothing was touched
 
-// What a lookup finds of a key. on_disk: perhaps, of a serving store; the others are certain.
+// What a lookup finds of a key. kPerhapsOnDisk: of a serving store alone; the others are certain.
 enum Found : uint8_t { kAbsent, kHere, kPerhapsOnDisk };
 
 // Why a lookup has no answer: its bucket is not held, or is being loaded and the row must be read first.
