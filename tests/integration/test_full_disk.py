@@ -14,7 +14,8 @@ import pathlib, sys, time
 while True:
     try:
         pathlib.Path(sys.argv[1]).write_text("some")
-    except OSError:
+    except OSError as error:
+        print(error.strerror, flush=True)
         pathlib.Path(sys.argv[1] + ".refused").touch()
     time.sleep(0.01)
 """
@@ -44,6 +45,7 @@ def test_writes_fail_until_there_is_space_also_after_a_restart(
             left.unlink()
         process.launch()
         wait_until("the new one is refused, too", refused, within_s=20)
+        wait_until("what it says is kept", lambda: "File too large" in process.said(), within_s=20)
         disk.make_room()
         wait_until("it writes again", written, within_s=20)
     finally:

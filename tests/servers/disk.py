@@ -10,8 +10,9 @@ from tests.servers.processes import Process
 
 
 class Disk:
-    """What the processes write to, their logs too. Needs no rights: files may have 0 bytes (RLIMIT_FSIZE), so
-    that a write fails as on a full disk, but with EFBIG; new folders and empty files can be made there too.
+    """What the processes write to, their output apart, which is a pipe. Needs no rights: files may have 0
+    bytes (RLIMIT_FSIZE), so that a write fails as on a full disk, but with EFBIG; new folders and empty files
+    can be made there too.
 
     A process that is started while the disk is full finds it full as well, once `keep_full` is called.
     """

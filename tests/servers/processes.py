@@ -25,6 +25,8 @@ _LOOK_S = 0.02
 _STOP_S = 30.0
 """For a server to end by itself; then it is killed, and the test fails."""
 
+_CHILDREN_S = 2.0
+
 _TAIL_CHARS = 4000
 
 
@@ -71,7 +73,8 @@ def _leases() -> int:
 
 
 class Process:
-    """One server process at a time, started again as often as wanted; its output is appended to `log`.
+    """One server process at a time, started again as often as wanted; its output is appended to `log`,
+    through a pipe: what it says is written also while it may write no file (`Disk`).
 
     It ends with the thread that started it (where `setpriv` is there), so that tests which are killed leave
     no servers behind: start it from the main thread, or from one that lives as long as it.
@@ -80,6 +83,7 @@ class Process:
     def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
         self._command, self._env, self.log = list(command), env, log
         self._popen: subprocess.Popen[bytes] | None = None
+        self._writer: subprocess.Popen[bytes] | None = None
         self._said_before = 0
 
     def start(self, is_ready: Callable[[str], bool], *, within_s: float) -> None:
@@ -104,16 +108,20 @@ class Process:
         """Start it, and wait for nothing. RuntimeError if it runs."""
         if self.alive:
             raise RuntimeError(f"{self._command[0]} runs already, as process {self.pid}")
+        self._all_is_written()
         self._said_before = self.log.stat().st_size if self.log.exists() else 0
         dies_with_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+        self._popen = subprocess.Popen(
+            [*dies_with_us, *self._command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=self._env,
+        )
         with self.log.open("ab") as out:
-            self._popen = subprocess.Popen(
-                [*dies_with_us, *self._command],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=self._env,
-            )
+            self._writer = subprocess.Popen(["cat"], stdin=self._popen.stdout, stdout=out)
+        assert self._popen.stdout is not None
+        self._popen.stdout.close()
 
     @property
     def alive(self) -> bool:
@@ -132,7 +140,9 @@ class Process:
         return self._popen.pid
 
     def said(self) -> str:
-        """What it has said since it was last started."""
+        """What it has said since it was last started; all of it, once it has ended."""
+        if not self.alive:
+            self._all_is_written()
         with self.log.open("rb") as file:
             file.seek(self._said_before)
             return file.read().decode(errors="replace")
@@ -146,6 +156,7 @@ class Process:
         self._popen.terminate()
         try:
             self._popen.wait(_STOP_S)
+            self._all_is_written()
         except subprocess.TimeoutExpired:
             self.kill()
             raise RuntimeError(f"it did not end within {_STOP_S:g} s; {self._last_words()}") from None
@@ -156,6 +167,7 @@ class Process:
             assert self._popen is not None
             self._popen.kill()
             self._popen.wait()
+        self._all_is_written()
 
     def pause(self) -> None:
         """SIGSTOP: it holds its connections and answers no request."""
@@ -166,6 +178,11 @@ class Process:
     def resume(self) -> None:
         """SIGCONT: it goes on as if nothing had been, clocks apart."""
         self._signal(signal.SIGCONT)
+
+    def _all_is_written(self) -> None:
+        if self._writer is not None:
+            with suppress(subprocess.TimeoutExpired):  # a process that it started holds the pipe
+                self._writer.wait(_CHILDREN_S)
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._popen is not None, "it was never started"

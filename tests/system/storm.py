@@ -22,7 +22,6 @@ AT_ONCE = 0.25  # share of faults that do not wait until the one before is over
 STAYS_AWAY = 0.4  # share of killed processes that come back only after a lease: others take over
 AWAY_S = (3.5, 6.0)  # longer than a lease (3 s), and than Redis takes to see that a master is silent (2 s)
 FULL_S = (10.0, 14.0)  # several versions, for which there is no space, on a slow machine too
-UNWRITTEN = "no reason: its disk was full, and its log is a file on it"
 WAIT_S = 180.0  # who has not gone on by then is a failure; on a busy machine a broker needs a minute to start
 
 
@@ -99,7 +98,7 @@ class Storm:
     kinds: Sequence[tuple[str, Way]] = ROUND  # dealt in rounds
     faults: list[Fault] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
-    """Processes that ended by themselves, with the end of their logs, or UNWRITTEN."""
+    """Processes that ended by themselves, with the end of their logs."""
 
     def run(self, count: int) -> None:
         """Strike so often, then wait until all processes are back and go on."""
@@ -199,7 +198,7 @@ class Storm:
     # --- while time passes
 
     def _look(self) -> None:
-        now, disk_was_full = time.monotonic(), self.fleet.disk.is_full
+        now = time.monotonic()
         for fault in self.open():
             if not fault.returned and now >= fault.back_at:
                 fault.strike.end()
@@ -212,8 +211,6 @@ class Storm:
         for name, process in self.fleet.processes.items():
             if name not in away and not process.alive:
                 said = "\n".join(process.said().splitlines()[-3:])
-                if not said and disk_was_full:
-                    said = UNWRITTEN
                 self.ended.append(f"{name} with {process.returncode} at {now:.1f}: {said[-600:]}")
                 process.launch()
 
