@@ -86,6 +86,8 @@ test-long: build test-tools ## The long forms of storms, soaks and random tests:
 	ops/fuzz-avro --pairs 100000
 	ops/fuzz-bodies --bodies 100000
 	FUZZ_RUNS=1000000 ops/native-test "$(SKIP)"
+	$(MAKE) --no-print-directory bench BENCH="--quick"
+	PYTHONPATH=services $(BIN)/python -m bench.kafka --quick
 
 test-compose: build ## Build the images, start docker-compose.yml, kill each service in turn, audit; needs a docker engine.
 	docker compose --env-file /dev/null --profile simulator build

@@ -39,7 +39,7 @@ from freshet.rows.deltas import RowCodec, RowDelta, decode_rows, encode_rows, re
 from freshet.rows.service import KeyGroup, Push
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.tables import Plan, Published, Store
-from freshet.types import F32, U64, Fence, OffsetRange, TimeMs
+from freshet.types import F32, Fence, OffsetRange, TimeMs
 from freshet.wires.row_wire import RowWire
 
 SPEC = """
@@ -49,6 +49,8 @@ served = { schema = "s.avsc", key = ["request"], time = "ts:ms" }
 action = { schema = "a.avsc", key = ["request"], time = "ts:ms" }
 [labels]
 click = { on = "action.type == 'click'", window = "2m" }
+[model]
+crosses = []
 """
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 QUICK_ROUNDS = 3
@@ -74,7 +76,7 @@ class Batches:
         self.rows, self._at = per_table * len(spec.tables), 0
         self._groups: list[KeyGroup] = []
         self._gradients: list[F32] = []
-        keys = np.arange(1, per_table + 1, dtype=np.uint64) * GOLDEN
+        keys = self.keys = np.arange(1, per_table + 1, dtype=np.uint64) * GOLDEN
         for group in layout_of(spec).groups:
             tables = np.array(group.tables, np.uint8)
             plan = Plan(tables=tables, buckets=spec.buckets)
@@ -152,7 +154,7 @@ def collected(rows: int, rounds: int) -> Figures:
     def timed(name: str, work: Callable[[], object]) -> None:
         began = time.thread_time()
         work()
-        spent.setdefault(name, []).append((time.thread_time() - began) / rows * 1e6)
+        spent.setdefault(name, []).append((time.thread_time() - began) / batches.rows * 1e6)
 
     for _ in range(rounds):
         push = batches.next()
@@ -205,7 +207,7 @@ def packed(rows: int, rounds: int) -> Figures:
         store, batches = Store.of(spec, layout_of(spec)), Batches(spec, rows)
         push = batches.next()
         store.push(push.ranges, push.clock_ms, push.groups, push.gradients)
-        keys: U64 = np.arange(1, rows // 2 + 1, dtype=np.uint64) * GOLDEN
+        keys = batches.keys
         found, exported = store.export_rows(table, keys)
         if not found.all():
             raise RuntimeError("rows that were pushed are not in the table")

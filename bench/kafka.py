@@ -15,6 +15,7 @@ import json
 import tempfile
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -37,6 +38,12 @@ from tests.servers.kafka import Kafka
 
 COMMIT_S = 0.2
 SENT_AT_ONCE = 65_536
+JOINED = [  # emit, items, events: several seconds, of which transactions under way at the end are a small part
+    ("early", 1, 1_000_000),
+    ("window", 1, 1_000_000),
+    ("early", 8, 600_000),
+    ("window", 8, 600_000),
+]
 
 
 def append_speed(log: EventLog, batch: int, total: int, width: int = RECORD_BYTES) -> Figures:
@@ -150,21 +157,22 @@ def decode_speed(log: EventLog, total: int) -> Figures:
     }
 
 
-def joiner_speed(log: EventLog, emit: str, items: int, events: int) -> Figures:
+def joiner_speed(log: EventLog, folder: Path, emit: str, items: int, events: int) -> Figures:
     """Run a joiner through a backlog; opening its writers is measured apart.
 
     Args:
         log: has no topics of the spec yet.
+        folder: where the files of the schemas are written.
         emit: `early` or `window`.
         items: impressions of a served event; every tenth gets an action.
         events: served events and actions.
     """
-    spec = parse_spec(SPEC.format(emit=emit))
+    spec, registry = parse_spec(SPEC.format(emit=emit)), SchemaRegistry(log)
+    for number, (stream, schema) in enumerate([(spec.events.served, SERVED), (spec.events.action, ACTION)], 1):
+        (folder / str(stream.schema)).write_text(json.dumps(schema))
+        assert registry.register(json.dumps(schema)) == number, "as in its frames"
+    spec = replace(spec, folder=str(folder))
     topics = ensure_topics(log, spec)
-    registry = SchemaRegistry(log)
-    assert [registry.register(json.dumps(schema)) for schema in (SERVED, ACTION)] == [1, 2], (
-        "as in its frames"
-    )
     sent = _send_events(log, topics.served, topics.action, spec.partitions, items, events)
     joiner = make(spec, log, intervals=intervals_of(log, commit_interval_ms=0, poll_records=16_384))
     began = time.perf_counter()
@@ -214,9 +222,9 @@ def measure(quick: bool = False, brokers: str | None = None) -> Figures:
     """Measure appends, reads, transactions and a joiner."""
     total = (50 if quick else 200) * 1024
     with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if brokers is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "kafka"
-            brokers = stack.enter_context(Kafka(folder)).bootstrap
+            brokers = stack.enter_context(Kafka(folder / "kafka")).bootstrap
         log = open_eventlog(f"kafka://{brokers}/{uuid4().hex}")
         stack.callback(log.close)
         blocks, width = total // 64, BLOCK * RECORD_BYTES
@@ -234,11 +242,11 @@ def measure(quick: bool = False, brokers: str | None = None) -> Figures:
         for per_commit in (4_000, 20_000, 40_000):
             figures[f"transactions_of_{per_commit}"] = transaction_speed(log, 4, seconds, per_commit)
         figures["read_and_decode_blocks"] = decode_speed(log, 4 * total)
-        for emit, items in (("early", 1), ("window", 1), ("early", 8)):
+        for emit, items, events in JOINED:
             alone = open_eventlog(f"kafka://{brokers}/{uuid4().hex}")
             stack.callback(alone.close)
             shape = f"joiner_{emit}_{items}_{'item' if items == 1 else 'items'}"
-            figures[shape] = joiner_speed(alone, emit, items, (150_000 if quick else 600_000) // items)
+            figures[shape] = joiner_speed(alone, folder, emit, items, events // 4 if quick else events)
     return figures
 
 

@@ -32,10 +32,17 @@ HedgeLane::HedgeLane(const HedgeModel& model, bool training)
   pool_stride_ = dim + in.scalars;
   if (!training) pools_ = Floats(static_cast<int64_t>(features) * pool_stride_);
   pools_of_.assign(features, -1);
+  once_.assign(features, 0);
   if (model.plan().mlp) {
     x_ = Floats(n * in.width);
     logits_ = Floats(n * L);
     if (training) dx_ = Floats(n * (in.width - in.vectors_from));
+    if (!training && !model.plan().hidden.empty()) {
+      requests_.request_of.resize(kChunk);
+      requests_.firsts.resize(kChunk);
+      partial_ = Floats(n * (model.plan().hidden.front() + kStridePad));
+      requests_.partial = partial_.data();
+    }
   }
   scalars_ = Floats(n * in.scalars);
   sums_ = Floats(n * in.sums);
@@ -72,6 +79,50 @@ void* HedgeLane::input(int row) {
   return reinterpret_cast<char*>(x_.data()) + static_cast<int64_t>(row) * model_.plan().input.width * bytes;
 }
 
+// Which columns of the input a request's samples share: those of vectors of shared features. A chunk of one request
+// multiplies them all the same, so that a sample's score does not depend on the others.
+void HedgeLane::plan_requests(const BatchView& batch) {
+  const InputPlan& in = model_.plan().input;
+  std::fill(once_.begin(), once_.end(), uint8_t{0});
+  requests_.shared.clear();
+  requests_.own.clear();
+  if (!batch.request_ends || !requests_.partial) return;
+  enum : uint8_t { kZero, kOwn, kShared };  // a column beyond the others is zero in every sample
+  std::vector<uint8_t> columns(static_cast<size_t>(in.width) + 1, kZero);
+  for (size_t d = 0; d < in.dense.size(); ++d) {
+    columns[d] = kOwn;
+    if (in.dense[d].flag >= 0) columns[static_cast<size_t>(in.dense[d].flag)] = kOwn;
+  }
+  size_t feature = 0;
+  for (size_t g = 0; g < in.groups.size(); ++g)
+    for (size_t f = 0; f < in.groups[g].features.size(); ++f, ++feature) {
+      const int column = in.groups[g].features[f].column, dim = in.groups[g].dim;
+      if (column < 0) continue;
+      const uint8_t* shared = batch.groups[g].shared;
+      once_[feature] = shared && shared[f] && column % 2 == 0 && dim % 2 == 0;
+      std::fill_n(&columns[static_cast<size_t>(column)], dim, once_[feature] ? kShared : kOwn);
+    }
+  for (int begin = 0, end = 0; begin < in.width; begin = end) {
+    const uint8_t kind = columns[static_cast<size_t>(begin)];
+    while (end < in.width && columns[static_cast<size_t>(end)] == kind) ++end;
+    if (kind == kShared) requests_.shared.push_back({begin, end});
+    if (kind == kOwn) requests_.own.push_back({begin & ~1, (end + 1) & ~1});
+  }
+}
+
+// The requests of a chunk's samples.
+void HedgeLane::find_requests(const BatchView& batch, int64_t first, int n) {
+  const uint32_t* ends = batch.request_ends;
+  int64_t r = std::upper_bound(ends, ends + batch.requests, static_cast<uint32_t>(first)) - ends, before = -1;
+  requests_.requests = 0;
+  for (int i = 0; i < n; ++i) {
+    while (ends[r] <= first + i) ++r;
+    if (r != before) requests_.firsts[static_cast<size_t>(requests_.requests++)] = i;
+    before = r;
+    requests_.request_of[static_cast<size_t>(i)] = requests_.requests - 1;
+  }
+}
+
 void HedgeLane::forward(const BatchView& batch, int64_t first, int n) {
   const HedgePlan& plan = model_.plan();
   Gathered out;
@@ -85,11 +136,14 @@ void HedgeLane::forward(const BatchView& batch, int64_t first, int n) {
   out.pools = pools_.data();
   out.pools_of = pools_of_.data();
   out.pool_stride = pool_stride_;
+  out.once = once_.data();
+  const bool shares = !requests_.shared.empty();
+  if (shares) find_requests(batch, first, n);
   const Mode mode = model_.mlp.mode();
   model_.kernels.gather(mode, plan.input, batch, model_.standard(), first, n, out);
   if (plan.mlp)
     model_.kernels.mlp_forward(mode, model_.mlp.view(nullptr), mlp.scratch(), held_, out.x, plan.input.width, n,
-                               logits_.data());
+                               shares ? &requests_ : nullptr, logits_.data());
   const int L = model_.labels(), K = model_.experts();
   const HeadsLayout& heads = model_.heads();
   if (heads.columns) columns(batch, first, n);
@@ -249,6 +303,7 @@ void HedgeLane::score(const BatchView& batch, float* predictions) {
   if (batch.request_ends && training_)
     throw std::logic_error("a lane for training takes no requests: build the model for serving");
   std::fill(pools_of_.begin(), pools_of_.end(), -1);
+  plan_requests(batch);
   for (int64_t first = 0; first < batch.size; first += kChunk) {
     const int n = static_cast<int>(std::min<int64_t>(kChunk, batch.size - first));
     forward(batch, first, n);

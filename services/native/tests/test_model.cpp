@@ -36,7 +36,8 @@ struct Net {
     for (float& v : x) v = normal(random);
     for (float& v : d_logits) v = normal(random);
     mlp.pack();
-    kernels.mlp_forward(Mode::kFloat, mlp.view(nullptr), lane.scratch(), 0, x.data(), kInputs, n, logits.data());
+    kernels.mlp_forward(Mode::kFloat, mlp.view(nullptr), lane.scratch(), 0, x.data(), kInputs, n, nullptr,
+                        logits.data());
     kernels.mlp_backward(Mode::kFloat, mlp.view(lane.gradients.data()), lane.scratch(), 0, x.data(), kInputs, n,
                          d_logits.data(), dx.data(), kBack);
     kernels.mlp_gradients(Mode::kFloat, mlp.view(lane.gradients.data()), lane.scratch(), x.data(), kInputs, n);

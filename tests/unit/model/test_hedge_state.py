@@ -10,9 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from freshet import _native
 from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError, Mismatch
-from freshet.model import SERVING_PREFIXES, GroupInputs, ModelInputs, SplitStep, build_model
+from freshet.model import SERVING_PREFIXES, GroupInputs, ModelInputs, Precision, SplitStep, build_model
 from freshet.model.hedge import HedgeDense, he_uniform, uniform
 from freshet.types import I32, U32
 from tests.fixtures.specs import make_batch, make_spec
@@ -357,51 +358,58 @@ def shared(spec: Spec, sizes: list[int], seed: int) -> ModelInputs:
     return ModelInputs(sum(sizes), groups, per_sample.dense, None, np.cumsum(sizes, dtype=np.uint32))
 
 
+@pytest.mark.parametrize("kernels", _native.kernel_names())
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("sizes", [[70], [1], [3, 300, 0, 40]])
-def test_shared_features_of_a_request_change_no_bit(sizes: list[int], precision: str) -> None:
+@pytest.mark.parametrize("dims", [(16, 8), (6, 5)])
+def test_shared_features_score_as_if_each_sample_had_them(
+    sizes: list[int], precision: Precision, kernels: str, dims: tuple[int, int]
+) -> None:
     spec = make_spec(
-        ids=4, dims=(16, 8), dense=[(True, True)], lists=("mean", "sum", "mean"),
-        losses=("logloss", "huber"), deep=(20, 12),
+        ids=4, dims=dims, dense=[(True, True)], lists=("mean", "sum", "mean"),
+        losses=("logloss", "huber"), deep=(20, 12), kind="mlp",
     )  # fmt: skip
-    model = build_model(spec, training=True, precision=precision)  # type: ignore[arg-type]
-    lane = model.lane()
+    served = HedgeDense(spec, training=False, precision=precision, kernels=kernels)
     rng = np.random.default_rng(0)
-    for _ in range(5):
-        lane.forward_backward(make_batch(spec, 32, rng))
-        model.step([lane])
-    served = build_model(spec, training=False, precision=precision)  # type: ignore[arg-type]
-    served.load_state(model.state(), weights_only=True)
+    state = {
+        name: rng.normal(0, 0.3, array.shape).astype(np.float32) if name.startswith("weights/") else array
+        for name, array in served.state().items()
+    }
+    served.load_state(state, weights_only=True)
     batch = shared(spec, sizes, 3)
 
     together = served.score(batch).copy()
 
-    np.testing.assert_array_equal(together, served.score(batch.expanded()))
-    alone = []
-    for start, stop in zip([0, *np.cumsum(sizes)], np.cumsum(sizes), strict=False):
-        if stop > start:
-            alone.append(model.score(samples_of(batch.expanded(), int(start), int(stop))).copy())
+    rounding = 1e-5 if precision == "fp32" else 0.02
+    np.testing.assert_allclose(together, served.score(batch.expanded()), rounding, rounding)
+    alone = [served.score(request_of(batch, r)).copy() for r in range(len(sizes))]
     np.testing.assert_array_equal(together, np.concatenate(alone))
 
 
-def samples_of(batch: ModelInputs, start: int, stop: int) -> ModelInputs:
-    """Some of a batch's samples."""
+def request_of(batch: ModelInputs, r: int) -> ModelInputs:
+    """One of a batch's requests."""
+    assert batch.request_ends is not None
+    stop = int(batch.request_ends[r])
+    start = int(batch.request_ends[r - 1]) if r else 0
     groups = []
     for g in batch.groups:
         spans: list[I32] = []
         ends_of: list[U32 | None] = []
+        assert g.shared is not None
         for f, ends in enumerate(g.list_ends):
             span = g.positions[g.feature_starts[f] : g.feature_starts[f + 1]]
+            begin, end = (r, r + 1) if g.shared[f] else (start, stop)
             if ends is None:
-                spans.append(span[start:stop])
+                spans.append(span[begin:end])
                 ends_of.append(None)
                 continue
-            first = int(ends[start - 1]) if start else 0
-            spans.append(span[first : int(ends[stop - 1])])
-            ends_of.append((ends[start:stop] - first).astype(np.uint32))
+            bounds = np.concatenate([[0], ends]).astype(np.uint32)[begin : end + 1]
+            spans.append(span[bounds[0] : bounds[-1]])
+            ends_of.append(bounds[1:] - bounds[0])
         starts = np.cumsum([0, *(len(span) for span in spans)], dtype=np.uint32)
-        groups.append(GroupInputs(g.rows, np.concatenate(spans), starts, ends_of))
-    return ModelInputs(stop - start, groups, batch.dense[start:stop], None)
+        groups.append(GroupInputs(g.rows, np.concatenate(spans), starts, ends_of, g.shared))
+    ends = np.array([stop - start], np.uint32)
+    return ModelInputs(stop - start, groups, batch.dense[start:stop], None, ends)
 
 
 def test_requests_that_do_not_fit_the_batch_are_refused() -> None:

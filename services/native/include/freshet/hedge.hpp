@@ -204,6 +204,8 @@ class HedgeLane {
   void note_counted(const BatchView& batch, int64_t first, int n);
   void mark_uncounted(size_t group, size_t at, float* gradient) const;
   void forward(const BatchView& batch, int64_t first, int n);
+  void plan_requests(const BatchView& batch);
+  void find_requests(const BatchView& batch, int64_t first, int n);
   void columns(const BatchView& batch, int64_t first, int n);
   void counts(const BatchView& batch, int64_t first, int n);
   void count_gradients(int64_t first, int n);
@@ -226,6 +228,9 @@ class HedgeLane {
   Floats pools_;               // lists that a request's samples share, pooled
   std::vector<int64_t> pools_of_;
   int pool_stride_ = 0;
+  std::vector<uint8_t> once_;  // per feature: see Gathered
+  RequestColumns requests_;    // of the batch, and of the chunk at hand
+  Floats partial_;
   HedgeSums step_sums_;  // of the step at hand
 
   // The batch at hand.

@@ -41,6 +41,9 @@ struct Gathered {
   float* pools = nullptr;
   int64_t* pools_of = nullptr;
   int pool_stride = 0;
+  // Per feature of the plan, in the order of groups, 1: its vector goes into X at a request's first sample of these
+  // only (RequestColumns). Null with `pools`.
+  const uint8_t* once = nullptr;
 };
 
 // What reduce reads: gradients of the loss at the model's input, for `n` samples.
@@ -82,6 +85,19 @@ struct MlpScratch {
   float* last = nullptr;           // (kChunk, stride of the last layer) fp32
 };
 
+struct ColumnRange {  // [begin, end) of X, both even: kBf16 takes columns in pairs
+  int begin, end;
+};
+
+// Where the columns of X lie that samples of a request share: the first layer's part of these is the same for all.
+struct RequestColumns {
+  std::vector<ColumnRange> shared, own;  // of a request, of a sample
+  std::vector<int32_t> request_of;       // (kChunk,) request of each sample of the chunk, counted from 0
+  std::vector<int32_t> firsts;           // (kChunk,) first sample of each request
+  int requests = 0;                      // of the chunk
+  float* partial = nullptr;              // (kChunk, outputs of the first layer + kStridePad) scratch
+};
+
 struct Kernels {
   const char* name;
   bool bf16;  // whether Mode::kBf16 may be used
@@ -94,9 +110,10 @@ struct Kernels {
   // Subtracts v · Σc.
   void (*finish_reduce)(const GroupPlan& plan, const GroupView& group, const float* csum);
 
-  // x (n, stride) → logits (n, L). Activations are written to rows [row, row + n) of the scratch.
+  // x (n, stride) → logits (n, L). Activations are written to rows [row, row + n) of the scratch. With `of`, columns
+  // that a request's samples share are read at its first sample, and are multiplied before the others.
   void (*mlp_forward)(Mode mode, const MlpView& mlp, const MlpScratch& scratch, int row, const void* x, int stride,
-                      int n, float* logits);
+                      int n, const RequestColumns* of, float* logits);
   // d_logits (n, L) → gradients of head and biases (added), deltas in the same rows of the scratch, and dx (n,
   // dx_stride), columns from `back_from` of the first layer.
   void (*mlp_backward)(Mode mode, const MlpView& mlp, const MlpScratch& scratch, int row, const void* x, int stride,
