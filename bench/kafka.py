@@ -38,7 +38,7 @@ from tests.servers.kafka import Kafka
 
 COMMIT_S = 0.2
 SENT_AT_ONCE = 65_536
-JOINED = [  # emit, items, events: several seconds, of which transactions under way at the end are a small part
+JOINED = [  # emit, items, events: several seconds, of which the last transactions are a small part
     ("early", 1, 1_000_000),
     ("window", 1, 1_000_000),
     ("early", 8, 600_000),
@@ -168,7 +168,8 @@ def joiner_speed(log: EventLog, folder: Path, emit: str, items: int, events: int
         events: served events and actions.
     """
     spec, registry = parse_spec(SPEC.format(emit=emit)), SchemaRegistry(log)
-    for number, (stream, schema) in enumerate([(spec.events.served, SERVED), (spec.events.action, ACTION)], 1):
+    streams = (spec.events.served, SERVED), (spec.events.action, ACTION)
+    for number, (stream, schema) in enumerate(streams, start=1):
         (folder / str(stream.schema)).write_text(json.dumps(schema))
         assert registry.register(json.dumps(schema)) == number, "as in its frames"
     spec = replace(spec, folder=str(folder))

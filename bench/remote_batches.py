@@ -46,7 +46,7 @@ from freshet.wires.codecs import gradients_codec, rows_codec
 from freshet.wires.link_codecs import CodecChoice
 from freshet.wires.row_wire import RowWires
 
-CODECS = get_args(Codec)
+CODECS = [codec for codec in get_args(Codec) if codec != "auto"]  # "auto" is one of the others
 BATCH = 256
 STALENESS = 1024
 MAX_BYTES = 1 << 26
