@@ -64,6 +64,7 @@ BY_HAND = {
     "reducers": "bytes of dense gradients by reducer, and AUC with each, on a stream that drifts",
     "streams": "downloads real streams from packages as ready samples; lists sources and licences",
     "table_beside_fbgemm": "our table and FBGEMM's kernels in turns; needs bench.peers.setup torchrec",
+    "placement": "how evenly shards share a batch's rows, by slices, by tables and by columns; computed",
     "table_sizes": "the table from 1e5 to 5e7 rows: growth, rates, update rules, small tables, eviction",
     "ssd_rows": "rows on a local disk beside rows in memory and beside RocksDB; needs rocksdict",
     "linear": "`freshet backtest` of a linear model beside Vowpal Wabbit's driver, on the retail stream",
