@@ -78,7 +78,8 @@ def test_scores_equal_those_of_the_trainer_s_serving_mode(server: Running) -> No
     labels = [label.name for label in SPEC.labels]
     for item in answer["items"]:
         found = [item["predictions"][label] for label in labels]
-        np.testing.assert_allclose(found, expected[item["index"]], rtol=1e-6)
+        # a request adds up the columns that its candidates share before the others
+        np.testing.assert_allclose(found, expected[item["index"]], rtol=1e-5)
     click, watch, buy = expected.T
     np.testing.assert_allclose(
         [i["score"] for i in answer["items"]],
