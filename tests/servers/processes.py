@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 from freshet.testing.conditions import wait_until
 
@@ -83,7 +84,7 @@ class Process:
     def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
         self._command, self._env, self.log = list(command), env, log
         self._popen: subprocess.Popen[bytes] | None = None
-        self._writer: subprocess.Popen[bytes] | None = None
+        self._writer: threading.Thread | None = None
         self._said_before = 0
 
     def start(self, is_ready: Callable[[str], bool], *, within_s: float) -> None:
@@ -118,10 +119,9 @@ class Process:
             stderr=subprocess.STDOUT,
             env=self._env,
         )
-        with self.log.open("ab") as out:
-            self._writer = subprocess.Popen(["cat"], stdin=self._popen.stdout, stdout=out)
-        assert self._popen.stdout is not None
-        self._popen.stdout.close()
+        out = self.log.open("ab", buffering=0)
+        self._writer = threading.Thread(target=_pour, args=(self._popen.stdout, out), daemon=True)
+        self._writer.start()
 
     @property
     def alive(self) -> bool:
@@ -181,8 +181,7 @@ class Process:
 
     def _all_is_written(self) -> None:
         if self._writer is not None:
-            with suppress(subprocess.TimeoutExpired):  # a process that it started holds the pipe
-                self._writer.wait(_CHILDREN_S)
+            self._writer.join(_CHILDREN_S)  # no longer, as a process that it started may hold the pipe
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._popen is not None, "it was never started"
@@ -190,6 +189,12 @@ class Process:
 
     def _last_words(self) -> str:
         return f"the end of {self.log}:\n{self.said()[-_TAIL_CHARS:]}"
+
+
+def _pour(pipe: IO[bytes], out: IO[bytes]) -> None:
+    with pipe, out:
+        while some := os.read(pipe.fileno(), 1 << 16):
+            out.write(some)
 
 
 def pause(pid: int) -> None:
