@@ -155,7 +155,7 @@ void Arena::touch_ahead() {
     const size_t used = used_.load(std::memory_order_relaxed);
     touched = std::max(touched, whole_huge_pages(used + distance_of(used)));
     if (touched >= wanted) {
-      madvise(base_, std::min(touched, committed_.load()), MADV_HUGEPAGE);  // the system makes them of small ones later
+      madvise(base_, used / kHugePage * kHugePage, MADV_HUGEPAGE);  // the system makes them of small ones later
       wanted_.wait(wanted);
       continue;
     }
