@@ -118,8 +118,9 @@ class Bench:
         return samples / (time.perf_counter() - began)
 
     def close(self) -> None:
-        """Close everything; nothing is flushed."""
-        self.training.source.close()
+        """Close everything; what was trained is flushed."""
+        self.training.stop()
+        self.training.run()
         self.pipeline.close()
 
 
@@ -162,7 +163,7 @@ def measure(quick: bool = False) -> Figures:
     batches, seconds = (60, 0.1) if quick else (300, 0.4)
     found: Figures = {}
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), BATCH * (batches * 6 + 20))
+        bench = Bench(Path(folder), BATCH * (len(CODECS) + 2) * (batches + 16))
         stream = bench.stream()
         batch = batch_from(stream)
         found["frames"] = {codec: frames(bench, batch, codec, seconds) for codec in CODECS}
