@@ -240,7 +240,8 @@ def test_versions_elsewhere_are_listed_moved_and_counted(spec_file, samples, tmp
     assert status["aliases"]["stable"] == 0
 
 
-def test_folder_without_a_run_is_refused_with_a_hint(tmp_path):
+def test_folder_without_a_run_is_refused_with_a_hint(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # in a clone where `make demo` ran, the hint names its folder
     with pytest.raises(ConfigError, match=r"is no run folder[\s\S]*`freshet demo` creates an example"):
         run("status", "--folder", tmp_path)
 
