@@ -39,6 +39,10 @@ HEARTBEAT_S = 0.5
 _POLL_S = 0.05
 """Longest wait of one poll, and so the largest delay of a heartbeat."""
 
+_POLLS = 16
+"""Most polls of one step: those after the first do not wait, and end once the log was read to its end. With
+tens of owners a record comes within every wait, so waiting polls alone would hardly ever reach the end."""
+
 _GAP_S = 0.2
 """Largest part of the time between two reads that counts as silence: a process that slept longer cannot know
 whether the log was available. On a busy machine that polls later, leases only become longer."""
@@ -349,17 +353,26 @@ class Claims:
                     lease._lose(lease.things)
                 return
 
+    def _read(self, reader: Reader) -> bool:
+        """Apply new records. Returns whether the log was read to its end."""
+        for i in range(_POLLS):
+            found = reader.poll(10_000, 0.0 if i else _POLL_S)
+            if not found:
+                return True
+            with self._changed:
+                for _, records in found:
+                    for offset, value in zip(records.offsets.tolist(), records.values, strict=True):
+                        record = self._parsed(offset, value)
+                        if record is not None:
+                            self._book.apply(offset, record)
+                    self._next = records.next_offset
+        return False
+
     def _step(self, reader: Reader) -> None:
-        found = reader.poll(10_000, _POLL_S)
+        is_at_end = self._read(reader)
         lost: list[tuple[Lease, frozenset[str]]] = []
         with self._changed:
-            for _, records in found:
-                for offset, value in zip(records.offsets.tolist(), records.values, strict=True):
-                    record = self._parsed(offset, value)
-                    if record is not None:
-                        self._book.apply(offset, record)
-                self._next = records.next_offset
-            if not found:
+            if is_at_end:
                 self._book.observe(self._clock.monotonic())
             for fence, lease in list(self._leases.items()):
                 gone = frozenset(thing for thing in lease.things if not self._is_mine(fence, [thing]))

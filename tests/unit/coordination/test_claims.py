@@ -346,6 +346,37 @@ def test_silent_owner_is_replaced_and_notified(start: Callable[..., Claims]) -> 
     assert not taken.lost.is_set()
 
 
+class Busy:
+    """A log with so many owners that a record comes while a reader waits for one."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    def reader(self) -> Any:
+        reader, writer = self._log.reader(), self._log.writer()
+
+        class Wrapped:
+            assign, close = reader.assign, reader.close
+
+            def poll(self, max_records: int, wait_s: float) -> Any:
+                if wait_s:
+                    writer.append(
+                        [Append("control", 0, BytesColumn.of([heartbeat_record([Fence(1 << 40)])]))]
+                    )
+                return reader.poll(max_records, wait_s)
+
+        return Wrapped()
+
+
+def test_a_silent_owner_among_many_is_replaced(start: Callable[..., Claims], log: EventLog) -> None:
+    first, second = start(SettableClock()), start(log=Busy(log))
+    held = first.acquire("seat", "a", soon())
+    assert second.acquire("seat", "b", soon()).fence > held.fence
+
+
 def test_of_many_that_claim_at_once_one_wins(start: Callable[..., Claims]) -> None:
     parts = [start(lease_s=1000.0) for _ in range(4)]
     results: list[object] = [None] * 4
