@@ -125,7 +125,7 @@ def _pieces(body: bytes) -> Iterator[tuple[int, int, Any]]:
     broken = False
     while (i := _skip(body, i)) < len(body):
         if body[i] == ord("["):
-            rest, elements = _elements(body, i)
+            rest, elements = _elements(body, i, broken)
             yield from elements
             if rest >= 0:
                 i = rest
@@ -159,8 +159,10 @@ def _pieces(body: bytes) -> Iterator[tuple[int, int, Any]]:
         i = end
 
 
-def _elements(body: bytes, i: int) -> tuple[int, list[tuple[int, int, Any]]]:
-    """Elements of the array at byte i, and the byte after it; negative: that of what cannot be split."""
+def _elements(body: bytes, i: int, broken: bool) -> tuple[int, list[tuple[int, int, Any]]]:
+    """Elements of the array at byte i, and the byte after it; negative: that of what cannot be split.
+
+    `broken`: an earlier object broke off, so no element reaches beyond the next line with a brace."""
     found: list[tuple[int, int, Any]] = []
     comma = i
     i = _skip(body, i + 1)
@@ -171,13 +173,14 @@ def _elements(body: bytes, i: int) -> tuple[int, list[tuple[int, int, Any]]]:
             found.append((comma, comma + 1, NotJson))
         else:
             begin, value = i, NotJson
+            piece = body[: _object_line(body, i)] if broken else body
             try:
-                value, end = parse_value(body, i)
+                value, end = parse_value(piece, i)
                 i = _skip(body, end)
                 if i == len(body) or body[i] not in b",]":
                     raise NotJson
             except NotJson:
-                cut = _end_of_broken(body, begin, element=True)
+                cut = _end_of_broken(piece, begin, element=True)
                 if cut is None:
                     return -begin, found
                 value, i, end = NotJson, cut, _trim(body, begin, cut)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
+import pytest
+
 from freshet.config.avro.schema import parse_schema
 from freshet.config.spec.model import Stream, TimeField
 from freshet.features import EventExtractor, EventIntake, JsonTranscoder
@@ -59,3 +61,12 @@ def test_mutated_bodies_are_split_and_judged_as_the_rules_say() -> None:
         counts["broken, with others taken"] += len({event.taken for event in expected}) == 2
 
     assert min(counts.values()) > BODIES / 20, counts
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("event", [b"{x}", b'{"a":1}', b"[[\n{},\n", b"[{\n{},\n"])
+def test_a_body_of_wrong_events_is_passed_once(event: bytes) -> None:
+    """It took minutes: each wrong event was searched for its end to the end of the body."""
+    body = b"{x\n" + event * 10_000
+    made = TRANSCODER.body(body.ljust(8 << 20), 1 << 20)
+    assert len(made.bad) >= 10_000

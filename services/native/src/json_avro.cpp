@@ -506,9 +506,8 @@ class BodyReader {
   size_t value(size_t i) {
     if (body_[i] == '[') return array(i);
     if (body_[i] != '{') return refuse_line(i, {i, "an object, or an array of objects"});
-    const Text text = body_.first(broken_ ? next_object_line(i) : body_.size());
     size_t end = i;
-    JsonError error = run_.parser.parse(text, end);
+    JsonError error = run_.parser.parse(within(i), end);
     if (!error.expected) {
       const size_t after = skip_blanks(end);
       if (after < body_.size() && body_[after] != '\n' && body_[after] != '{' && body_[after] != '[') {
@@ -539,8 +538,8 @@ class BodyReader {
     while (!done()) {
       if (i == body_.size() || body_[i] == ',' || body_[i] == ']') {
         run_.refuse(JsonWhy::kSyntax, {i, "an element after the bracket or comma"}, body_, comma, comma + 1);
-      } else if (size_t end = i; JsonError error = run_.parser.parse(body_, end)) {
-        const auto cut = json_end(body_, i, true);
+      } else if (size_t end = i; JsonError error = run_.parser.parse(within(i), end)) {
+        const auto cut = json_end(within(i), i, true);
         if (!cut) return refuse_rest(i, error);
         end = trimmed(i, *cut);
         error.position = std::min(error.position, end);
@@ -549,7 +548,7 @@ class BodyReader {
       } else if (const size_t after = JsonParser::skip_space(body_, end); ends_element(after)) {
         run_.take(i, end);
         i = after;
-      } else if (const auto cut = json_end(body_, i, true)) {
+      } else if (const auto cut = json_end(within(i), i, true)) {
         end = trimmed(i, *cut);
         run_.refuse(JsonWhy::kSyntax, {after, "a comma or ]"}, body_, i, end);
         i = *cut;
@@ -575,13 +574,19 @@ class BodyReader {
     return static_cast<size_t>(std::find(body_.begin() + static_cast<ptrdiff_t>(i), body_.end(), '\n') - body_.begin());
   }
 
-  // The next line after `i` that begins with a brace, or the end: where a torn line or object ends at the latest.
-  size_t next_object_line(size_t i) const {
+  // The next line after `i` that begins with a brace, or the end: where a torn line or object ends at the latest. `i`
+  // rises from call to call, so that each byte of the body is passed once, however much of it is wrong.
+  size_t next_object_line(size_t i) {
+    if (i >= searched_from_ && i < object_line_) return object_line_;
+    searched_from_ = i;
     while ((i = end_of_line(i)) < body_.size()) {
-      if (++i < body_.size() && body_[i] == '{') return i;
+      if (++i < body_.size() && body_[i] == '{') break;
     }
-    return i;
+    return object_line_ = i;
   }
+
+  // The body, as far as a value at `i` may reach.
+  Text within(size_t i) { return body_.first(broken_ ? next_object_line(i) : body_.size()); }
 
   // `end`, without the white space before it.
   size_t trimmed(size_t begin, size_t end) const {
@@ -610,6 +615,7 @@ class BodyReader {
   const bool whole_;
   bool broken_ =
       false;  // an object broke off: from there on none reaches beyond the next line that begins with a brace
+  size_t searched_from_ = 0, object_line_ = 0;  // the last answer of next_object_line, of these places and all between
 };
 
 }  // namespace
