@@ -236,11 +236,17 @@ class _Stream:
             self._bytes -= size
         if future is None:
             return  # given up before the answer came
+        error: FreshetError | None = None
+        if frame.kind == Kind.FAILURE:
+            try:
+                error = failure_of(frame)
+            except FreshetError as unreadable:  # such as a family of a later release
+                error = unreadable
         with contextlib.suppress(Exception):  # raised by a callback of the caller
-            if frame.kind == Kind.FAILURE:
-                future.set_exception(failure_of(frame))
-            else:
+            if error is None:
                 future.set_result(frame)
+            else:
+                future.set_exception(error)
 
 
 def _failed(error: FreshetError) -> Future[Frame]:

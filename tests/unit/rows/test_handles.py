@@ -1,3 +1,4 @@
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ from freshet.rows.grpc.frames import PushedGroup, key_group, push_frame, push_of
 from freshet.rows.grpc.handles import PAUSE_S, KeptKeys, KeysForgottenError, SentHandles, handle_of
 from freshet.rows.service import KeyGroup, Push
 from freshet.rpc.frames import BadFrame, Frame, Part, decode_frame
+from freshet.tables.plan import PooledLists
 from freshet.types import Fence, OffsetRange, TimeMs
 from freshet.wires.codecs import RowCodec
 from freshet.wires.row_wire import RowWire
@@ -62,6 +64,19 @@ def test_kept_bytes_are_bounded() -> None:
     assert kept.find(handle(groups[-1])) is not None
     kept.add([group_of(*range(1000))])
     assert (len(kept), kept.bytes) == (0, 0), "one that is too large leaves none"
+
+
+def test_kept_keys_do_not_keep_their_message() -> None:
+    message = np.arange(1 << 20, dtype=np.uint64)
+    lists = PooledLists(*(message[:8].view(kind)[:2] for kind in (np.int32, np.int32, np.uint32)))
+    group = KeyGroup(
+        0, message[:2], message[2:3].view(np.uint8)[:2], message[3:4].view(np.uint32), lists=lists
+    )
+    kept, released = KeptKeys(), weakref.ref(message)
+    kept.add([group])
+    del message, group, lists
+    assert len(kept) == 1
+    assert released() is None
 
 
 def test_a_client_forgets_all_handles_and_pauses() -> None:

@@ -21,7 +21,7 @@ from freshet.observability.grpc_metrics import GRPC_METRICS
 from freshet.observability.metrics import register
 from freshet.rpc.channel import TOKENS_CHECK_S, PeerTokens, Transport, method_name, open_channel, transport_of
 from freshet.rpc.errors import error_of, failure_of
-from freshet.rpc.frames import Frame, Kind, Part, decode_frame, encode_frame, encoded_bytes
+from freshet.rpc.frames import BadFrame, Frame, Kind, Part, decode_frame, encode_frame, encoded_bytes
 from freshet.rpc.link import Link
 from freshet.rpc.pieces import MAX_PIECES, MessageAssembler, split_message
 from freshet.rpc.server import Answer, FrameServer
@@ -129,6 +129,17 @@ def test_a_long_message_and_its_answer_are_sent_in_pieces():
 
 SIZES = [3, 100_000, 4, 8190]
 """Keys of messages; the second travels in pieces."""
+
+
+def test_an_unreadable_failure_fails_its_request():
+    text = {(Part.TEXT, 0): np.frombuffer(b"new", np.uint8)}
+    with listening(
+        answer=lambda frame: encode_frame(Frame(Kind.FAILURE, frame.id, flags=99, sections=text))
+    ) as server:
+        link = Link(f"127.0.0.1:{server.port}", PLAIN, "Test", (), in_flight_bytes=1 << 20)
+        with pytest.raises(BadFrame, match="a family that we know, found 99: new"):
+            link.ask("Echo", a_frame).result(DEADLINE_S)
+        link.close()
 
 
 def test_link_and_listener_count_the_same_bytes():

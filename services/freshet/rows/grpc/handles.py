@@ -74,7 +74,7 @@ class KeptKeys:
             if handle in self._kept:
                 self._kept.move_to_end(handle)
                 return
-            self._kept[handle] = groups
+            self._kept[handle] = [_copied(group) for group in groups]
             self.bytes += _size(groups)
             while len(self._kept) > self._most_lookups or self.bytes > self._most_bytes:
                 _, dropped = self._kept.popitem(last=False)
@@ -119,6 +119,15 @@ class SentHandles:
             self._known.clear()
             self.forgotten += 1
             self._again_at = self._now() + PAUSE_S
+
+
+def _copied(group: KeyGroup) -> KeyGroup:
+    """Copy the arrays, which are views of a message: kept as they are, they would keep all of it."""
+    of = group.lists
+    lists = None if of is None else PooledLists(of.rows.copy(), of.positions.copy(), of.counts.copy())
+    return KeyGroup(
+        group.group, group.keys.copy(), group.tables.copy(), group.bucket_starts.copy(), lists=lists
+    )
 
 
 def _size(groups: Sequence[KeyGroup]) -> int:
