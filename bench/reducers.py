@@ -1,6 +1,6 @@
 """Reducers of dense gradients on a stream that drifts: bytes of a step, and AUC and logloss beside fp32.
 
-    python -m bench.reducers [--ranks 4] [--steps 6000] [--seeds 3] [--quick] [--json]
+    python -m bench.reducers [--ranks 4] [--batch 64] [--steps 6000] [--seeds 3] [--quick] [--json]
 
 Ranks are threads of this process, and their bytes are counted (`tests.fixtures.rank_threads`). A sample has 8
 ids, which are Zipf-distributed and of which some are replaced all the time, and 4 numbers; its click depends
@@ -14,6 +14,7 @@ after the first tenth, `after_jump` of the fifth of the steps after the jump. Di
 LAMB, to fp32 with LAMB) with the same seed; `± 95 %` is of Student's t over the seeds. `*_frozen` are the
 papers' forms: a threshold or a variance that is set once. `average_*` are mode `async`: each rank steps alone
 by its own gradients, and all average their states every 16 steps (`trainer.state_average`), whole or rounded.
+A site of n ranks, whose gradients are summed whole, learns as one rank with n times the batch (`--batch`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from tests.fixtures.rank_threads import ThreadCollectives, run_ranks
 FIELDS, IDS, DIM, NUMBERS = 8, 4000, 8, 4
 HIDDEN = (128, 64)
 BATCH = 64
-"""Samples of a rank's step."""
+"""Samples of a rank's step, by default."""
 RATE, WARMUP_STEPS, EPSILON = 1e-3, 100, 1e-8
 LAMB_RATE = 4e-3
 FLUSH_STEPS, CHURN_STEPS, CHURN = 1000, 50, 0.02
@@ -281,6 +282,7 @@ class States:
 class Averaged:
     """Mode `async`: steps of each rank alone, and averagings."""
 
+    batch: int
     rounded: bool
     state: DenseState | None = None
 
@@ -289,7 +291,7 @@ class Averaged:
             self.state = _dense_state(States(adam))
         adam.step(gradient * group.size, False, adam.steps + 1, RATE)
         if adam.steps % AVERAGE_EVERY == 0:
-            rows = BATCH * AVERAGE_EVERY
+            rows = self.batch * AVERAGE_EVERY
             average(self.state, cast(ProcessGroup, group), rows, adam.steps, rounded=self.rounded)
             self.state.keep()
 
@@ -310,8 +312,8 @@ def _dense_state(model: States) -> DenseState:
     return state
 
 
-def cases(ends: Sequence[int]) -> Mapping[str, Callable[[int], Case]]:
-    """Return by name how the case of a rank is made, for segments with these ends."""
+def cases(ends: Sequence[int], batch: int) -> Mapping[str, Callable[[int], Case]]:
+    """Return by name how the case of a rank is made, for segments with these ends and its batch size."""
     size = ends[-1]
     plain: dict[str, Callable[[int], Reducer]] = {
         "fp32": lambda rank: Whole(),
@@ -337,16 +339,16 @@ def cases(ends: Sequence[int]) -> Mapping[str, Callable[[int], Case]]:
     }
     made = {name: lambda rank, make=make: Gradients(make(rank)) for name, make in plain.items()}
     averaged: dict[str, Callable[[int], Case]] = {
-        "average_fp32": lambda rank: Averaged(rounded=False),
-        "average_int8": lambda rank: Averaged(rounded=True),
+        "average_fp32": lambda rank: Averaged(batch, rounded=False),
+        "average_int8": lambda rank: Averaged(batch, rounded=True),
     }
     return {**made, **momenta, **averaged}
 
 
-def run(name: str, seed: int, ranks: int, steps: int) -> Figures:
+def run(name: str, seed: int, ranks: int, batch: int, steps: int) -> Figures:
     """Train on one stream; returns bytes, AUC and logloss."""
-    model, stream = Model(ranks), Stream(seed, ranks * BATCH, steps)
-    make = cases(model.ends)[name]
+    model, stream = Model(ranks), Stream(seed, ranks * batch, steps)
+    make = cases(model.ends, batch)[name]
     size = model.ends[-1]
 
     def work(group: ThreadCollectives) -> tuple[float, list[tuple[F32, F32]], int]:
@@ -357,11 +359,11 @@ def run(name: str, seed: int, ranks: int, steps: int) -> Figures:
             mine: tuple[Any, ...] = ()
             of_ranks = group.meet(adam.weights)
             if group.rank == 0:
-                batch = stream.next_batch()
+                ids, numbers, clicks = stream.next_batch()
                 model.weights = np.stack(of_ranks) if isinstance(case, Averaged) else adam.weights
-                predictions, gradients = model.learn(*batch)
-                scored.append((predictions, batch[2]))
-                mine = gradients, logloss(predictions, batch[2])
+                predictions, gradients = model.learn(ids, numbers, clicks)
+                scored.append((predictions, clicks))
+                mine = gradients, logloss(predictions, clicks)
             gradients, loss = group.meet(mine)[0]
             before = group.sent
             case.step(group, gradients[group.rank].copy(), adam)
@@ -408,18 +410,24 @@ def compared(found: Sequence[Figures], base: Sequence[Figures]) -> Iterator[tupl
 
 
 def measure(
-    quick: bool = False, ranks: int = 4, steps: int = 0, seeds: int = 0, only: str = "", base: str = "fp32"
+    quick: bool = False,
+    ranks: int = 4,
+    batch: int = BATCH,
+    steps: int = 0,
+    seeds: int = 0,
+    only: str = "",
+    base: str = "fp32",
 ) -> Figures:
     """Measure all reducers, or those whose names are in `only`, separated by commas, and what they need.
 
     `base`: the case that differences are to.
     """
     steps, seeds = steps or (1000 if quick else 6000), seeds or (1 if quick else 3)
-    names = list(cases([1]))
+    names = list(cases([1], batch))
     if only:
         wanted = {base, *only.split(",")} | ({"lamb"} if "lamb" in only else set())
         names = [name for name in names if name in wanted]
-    found = {name: [run(name, seed, ranks, steps) for seed in range(1, seeds + 1)] for name in names}
+    found = {name: [run(name, seed, ranks, batch, steps) for seed in range(1, seeds + 1)] for name in names}
     return {
         name: dict(compared(of_seeds, found["lamb" if "lamb" in name else base]))
         for name, of_seeds in found.items()

@@ -32,8 +32,9 @@ PAUSE_S = 0.5
 def command(spec_file: Path, folder: Path, wait_s: float, as_json: bool) -> None:
     """Create missing topics of SPEC_FILE, and check the row store and the version store.
 
-    Existing topics and stores stay unchanged, so the command may run before every start. Services do the
-    same; this command reports an error once, and lets services run without the right to create topics.
+    Existing topics keep their records, and their retention is set to the spec's; stores stay unchanged. So
+    the command may run before every start. Services do the same; this command reports an error once, and
+    lets services run without the right to create topics.
     """
     from freshet.config.settings import load_settings
     from freshet.config.spec import load_spec

@@ -183,8 +183,8 @@ class Common:
         default="",
     )
     client_token_file: str = deployment(
-        "a file with the token that `freshet rank`, `replay` and `simulate`, freshet.local and the console's "
-        "page send to services that require one",
+        "a file with the token that `freshet rank`, `load`, `replay` and `simulate`, freshet.local and the "
+        "console's page send to services that require one",
         PATH,
         default="",
     )
