@@ -24,7 +24,7 @@ def load(context: JoinContext, partition: int, stopping: Callable[[], bool] = la
     """Rebuild the task of a partition as of its last commit, or make a new one.
 
     Raises:
-        DataLost: the topic was created anew, or has removed records that must be replayed.
+        DataLost: a topic was created anew, or has removed records that must be replayed, or all commits.
         Corrupt: a commit cannot be read, or the replay contradicts it.
         Unavailable: the log cannot be read, or `stopping` returned True; nothing has changed.
     """
@@ -32,10 +32,7 @@ def load(context: JoinContext, partition: int, stopping: Callable[[], bool] = la
     at = TopicPartition(topics.joiner, partition)
     found = _last_commit(log, at)
     if found is None:
-        starts = {
-            role: log.bounds(TopicPartition(topic, partition)).start for role, topic in topics.inputs.items()
-        }
-        return Task(partition, context.plan, topics, context.decoder(), starts)
+        return Task(partition, context.plan, topics, context.decoder(), _first_offsets(context, at))
     offset, last = found
     _check_log(topics, last, at)
     task = Task(partition, context.plan, topics, context.decoder(), dict(last.next))
@@ -95,7 +92,31 @@ def last_commits(context: JoinContext, partitions: Iterable[int]) -> dict[int, t
         found[partition] = _last_commit(context.log, at)
         if (commit := found[partition]) is not None:
             _check_log(context.topics, commit[1], at)
+        else:
+            _first_offsets(context, at)
     return found
+
+
+def _first_offsets(context: JoinContext, at: TopicPartition) -> dict[str, int]:
+    """Return the starts of the inputs of a partition in which `<model>.joiner`, at `at`, has no commit.
+
+    If it had commits, the inputs' events may be joined already. Without events no sample can be doubled.
+
+    Raises DataLost if commits were removed and the inputs have events.
+    """
+    log, topics = context.log, context.topics
+    bounds = {role: log.bounds(TopicPartition(topic, at.partition)) for role, topic in topics.inputs.items()}
+    held = [topics.inputs[role] for role, found in bounds.items() if found.start < found.end]
+    removed = log.bounds(at).start
+    if removed > 0 and held:
+        raise DataLost(
+            f"{at}: expected the last commit, found none: the log has removed the records before {removed}\n"
+            f"  events in partition {at.partition} of {', '.join(held)} may be joined already; joined again, "
+            "their samples would be trained on twice\n"
+            "  restore the log from a copy, or start a model with another name; to join only later events, "
+            "stop the writers of events, remove this partition's events (kafka-delete-records), and restart"
+        )
+    return {role: found.start for role, found in bounds.items()}
 
 
 def _check_log(topics: Topics, last: Commit, at: TopicPartition) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Event
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -29,6 +29,11 @@ from freshet.process.lifecycle import Pulse
 from freshet.types import Records, TopicPartition
 
 _log = structlog.get_logger("freshet.joiner")
+
+_T = TypeVar("_T")
+
+UNREACHABLE_S = 15.0
+"""Time for which a read of the log is repeated in place, before all partitions start anew from the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,9 @@ class JoinerService:
     _bad_times: dict[str, str] = field(default_factory=dict)  # role -> the first event with a wrong time
     _lag: dict[TopicPartition, int] = field(default_factory=dict)
     _starts: dict[TopicPartition, int] = field(default_factory=dict)  # of the log, at the last check
+    _moved: bool = False  # whether the reader is to be assigned anew before the next poll
     _done: dict[str, float] = field(default_factory=dict)  # action -> when it was last done, monotonic
+    _failing: dict[str, float] = field(default_factory=dict)  # read -> since when it fails, monotonic
     _samples: int = 0
     _commits: int = 0
     _newest_ms: int | None = None
@@ -182,8 +189,10 @@ class JoinerService:
         self.partitions.join(self.partitions.missing_of(self.assignment.fences))
 
     def step(self) -> None:
-        """Poll once, join, and flush if a flush is due."""
-        assert self._reader is not None, "open() comes first"
+        """Poll once, join, and flush if a flush is due.
+
+        Raises Unavailable if an append is not known to be written, or if a read has failed for UNREACHABLE_S.
+        """
         self.pulse.beat()
         if self.watches_growth and self._due("count", self.intervals.count_interval_ms):
             self._count_partitions()
@@ -195,17 +204,20 @@ class JoinerService:
                 return
         if self._due("retry", self.intervals.retry_ms) and self.clocks.paused:
             self.clocks.paused.clear()  # the clocks judge their records anew
-            self._assign()
+            self._moved = True
         slow_s = self.context.clock.monotonic() - self.intervals.slow_append_ms / 1000
         self.partitions.complete_flushes(self.partitions.appending_since(slow_s))
-        self._join_polled(self._reader.poll(self.intervals.poll_records, self._wait_s()))
+        self._join_polled(self._repeatable("poll", self._poll) or ())
         if self._due("end check", self.intervals.end_check_interval_ms):
-            self._check_ends()
+            self._repeatable("end check", self._check_ends)
         if self._due("flush", self.intervals.flush_interval_ms, mark=False):
             self._begin_flushes(commit_all=self._due("commit", self.intervals.commit_interval_ms))
         self.partitions.complete_flushes()
         if self._due("pin", self.intervals.pin_interval_ms):
-            self._pin_retention()
+            try:
+                self._pin_retention()
+            except Unavailable as error:  # the next one replaces it
+                _log.warning("retention pins were not updated", reason=str(error))
         if self._due("status", self.intervals.status_interval_ms):
             self.report_status()
 
@@ -232,6 +244,7 @@ class JoinerService:
         self.partitions.close()
         self._on_partitions_changed()
         self._done.clear()
+        self._failing.clear()
 
     def ends(self) -> dict[TopicPartition, int]:
         """Return the present ends of the inputs' partitions."""
@@ -243,6 +256,32 @@ class JoinerService:
         return all(self.tasks[at.partition].next[self._roles[at.topic]] >= end for at, end in ends.items())
 
     # -- internal
+
+    def _repeatable(self, name: str, read: Callable[[], _T]) -> _T | None:
+        """Return the result of a read of the log; None, after a delay, if the next step is to repeat it.
+
+        A failed read changes no task, so the partitions need not start anew.
+
+        Raises Unavailable if the read has failed for UNREACHABLE_S.
+        """
+        try:
+            found = read()
+        except Unavailable as error:
+            now = self.context.clock.monotonic()
+            if now - self._failing.setdefault(name, now) >= UNREACHABLE_S:
+                raise
+            _log.warning("the log cannot be read and is read again", reason=str(error))
+            self.stop.wait(self.intervals.retry_ms / 1000)
+            return None
+        self._failing.pop(name, None)
+        return found
+
+    def _poll(self) -> Sequence[tuple[TopicPartition, Records]]:
+        assert self._reader is not None, "open() comes first"
+        if self._moved:
+            self._assign(self._reader)
+            self._moved = False
+        return self._reader.poll(self.intervals.poll_records, self._wait_s())
 
     def _join_polled(self, polled: Sequence[tuple[TopicPartition, Records]]) -> None:
         """Join polled records; those with an unavailable schema are polled again later."""
@@ -265,7 +304,7 @@ class JoinerService:
             _log.warning("events wait for their schema", topics=sorted(map(str, waiting)), reason=reason)
             self.stop.wait(self.intervals.retry_ms / 1000)
         if waiting or disputed:
-            self._assign()
+            self._moved = True
 
     def _join_pieces(self, at: TopicPartition, task: Task, role: str, records: Records) -> bool:
         """Join records, and flush when the task is full; returns True at a record on which clocks disagree.
@@ -304,23 +343,25 @@ class JoinerService:
     def _on_partitions_changed(self) -> None:
         self._lag = {at: n for at, n in self._lag.items() if at.partition in self.tasks}
         self.clocks.keep(self.tasks)
-        self._assign()
+        self._moved = True
 
-    def _assign(self) -> None:
-        """Assign the reader each partition at its task's position."""
-        if self._reader is not None:
-            self._reader.assign(
-                {
-                    at: self.tasks[at.partition].next[self._roles[at.topic]]
-                    for at in self.context.inputs_of(self.tasks)
-                    if at not in self.clocks.paused
-                }
-            )
+    def _assign(self, reader: Reader) -> None:
+        """Assign the reader each partition at its task's position.
+
+        Only before a poll, when all records of the last poll are joined: it would return others twice.
+        """
+        reader.assign(
+            {
+                at: self.tasks[at.partition].next[self._roles[at.topic]]
+                for at in self.context.inputs_of(self.tasks)
+                if at not in self.clocks.paused
+            }
+        )
 
     def _count_partitions(self) -> None:
         """Count the inputs' partitions, and join new ones that all inputs have, from their start."""
-        joined = self.inputs.count()
-        if joined <= len(self._numbers):
+        joined = self._repeatable("count", self.inputs.count)
+        if joined is None or joined <= len(self._numbers):
             return
         new, self._numbers = range(len(self._numbers), joined), range(joined)
         if self.assignment is not None:

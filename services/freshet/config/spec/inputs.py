@@ -337,7 +337,7 @@ class Retention:
     """Retention of records in the log. Records that a restart needs are kept regardless of age."""
 
     events_ms: int | None = deployment(
-        "age of events, samples and the joiner's commits; a new model can learn from retained events",
+        "age of events and samples; a new model can learn from retained events",
         Duration(MINUTE, 3650 * DAY, never=True),
         default=7 * DAY,
     )

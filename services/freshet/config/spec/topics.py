@@ -191,7 +191,7 @@ KINDS_OF_TOPICS = (
         "joiner",
         "<model>.joiner",
         None,
-        "events",
+        None,  # without its last commit, a partition's events would be joined again; the joiner trims it
         "the joiner's commits: next offsets, watermark, counts; one a commit and partition",
         "joiner, `freshet late set-back`",
         "joiner (its history), inference (progress), console, `freshet late`",
