@@ -9,7 +9,7 @@ from typing import Any
 import fastavro
 import pytest
 
-from freshet.config.avro.schema import parse_schema, to_json
+from freshet.config.avro.schema import Written, parse_schema, to_json
 from freshet.errors import Unavailable
 from freshet.gateway.api import AVRO, AVRO_BATCH, AVRO_RAW
 from freshet.gateway.service import codecs_of
@@ -111,6 +111,30 @@ def test_unknown_schema_ids_cost_one_read_of_the_schemas(
 
     assert [r.index for r in checked.bad] == list(range(10_000))
     assert looks == [TopicPartition("schemas", 0)]
+    log.close()
+
+
+def test_no_id_is_looked_up_after_the_schemas_were_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, clock = open_url(f"sqlite:{tmp_path}/log"), SettableClock()
+    codec = codecs_of(SPEC, SCHEMAS, log, clock)["served"]
+    looks, found = [], SchemaRegistry.find
+
+    def away(partition: TopicPartition) -> Any:
+        raise Unavailable("no broker answers")
+
+    def find(registry: SchemaRegistry, schema_id: int, came_s: float) -> Written:
+        looks.append(schema_id)
+        return found(registry, schema_id, came_s)
+
+    monkeypatch.setattr(log, "bounds", away)
+    monkeypatch.setattr(SchemaRegistry, "find", find)
+
+    with pytest.raises(Unavailable, match="no broker answers"):
+        codec.from_avro([frame(made_up, b"\0") for made_up in range(500, 10_500)])
+
+    assert len(looks) == 1
     log.close()
 
 

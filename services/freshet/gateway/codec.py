@@ -28,7 +28,7 @@ from freshet.features import (
     take,
 )
 from freshet.log.records import letter
-from freshet.log.schema_ids import FRAME_BYTES, SchemaRegistry
+from freshet.log.schema_ids import FRAME_BYTES, SchemaRegistry, SchemasUnread
 from freshet.types import I64, U64, BytesColumn
 
 LENGTH_BYTES = 4
@@ -198,7 +198,7 @@ class StreamCodec:
     def from_avro(self, records: Sequence[bytes]) -> Checked:
         """Validate framed records; valid ones are passed on byte for byte.
 
-        Raises Unavailable if a schema id is not known yet.
+        Raises Unavailable if a schema id is not known yet, or cannot be looked up.
         """
         if self._stream.format == "json":
             expected = f"JSON, the format of topic {self._stream.topic}"
@@ -224,7 +224,8 @@ class StreamCodec:
     def _problems(self, schema_ids: Sequence[int]) -> dict[int, tuple[str, str] | None]:
         """Return `_problem_of` for each schema id.
 
-        All ids are looked up before Unavailable is raised for one, so that a repeated request finds all.
+        All ids are looked up before Unavailable is raised for one, so that a repeated request finds all; but
+        none after the topic of schemas could not be read, as each attempt may block for seconds.
         """
         came_s = self._registry.clock.monotonic()
         problems: dict[int, tuple[str, str] | None] = {}
@@ -232,6 +233,8 @@ class StreamCodec:
         for schema_id in schema_ids:
             try:
                 problems[schema_id] = self._problem_of(schema_id, came_s)
+            except SchemasUnread:
+                raise
             except Unavailable as error:
                 later = error
         if later is not None:

@@ -228,17 +228,16 @@ class StreamEndpoint:
         if len(accepted.partitions):
             if self._holds_too_large(accepted):
                 if len(requests) > 1:
-                    for request in requests:  # only one that holds a too large event is read by event
-                        self._submit([request])
+                    self._submit_singly(requests)  # only one that holds a too large event is read by event
                 else:
                     self._submit_by_event(requests[0])
                 return
             try:
                 self._append(requests, accepted)
-            except Overloaded as error:
+            except Overloaded:
                 if len(requests) == 1:
                     raise
-                self._submit_singly(requests, error)
+                self._submit_singly(requests)
                 return
         if (accepted.counts < 0).any():
             for i in (accepted.counts < 0).nonzero()[0].tolist():
@@ -334,14 +333,19 @@ class StreamEndpoint:
                 except Exception as error:
                     _log_unanswered(error)
 
-    def _submit_singly(self, requests: Sequence[_Queued], error: Overloaded) -> None:
-        """Submit requests in order until one does not fit the queue; fail it and the rest with `error`."""
+    def _submit_singly(self, requests: Sequence[_Queued]) -> None:
+        """Submit requests in order until one does not fit the queue; fail it and the rest.
+
+        Another error fails its request alone: those before it are submitted.
+        """
         for i, request in enumerate(requests):
             try:
                 self._submit([request])
-            except Overloaded:
+            except Overloaded as error:
                 _fail(requests[i:], error)
                 return
+            except Exception as error:
+                _fail([request], error)
 
     def _submit_by_event(self, request: _Queued) -> None:
         """Submit a request's valid events to the stream's topic and the others as dead letters."""

@@ -29,7 +29,10 @@ processes register schemas when they start, and would end."""
 REREAD_S = 0.5
 """Time after a read that did not find an id during which the topic is not read again for any id: each read
 delays a server's event loop by up to some milliseconds, and records may name any id. A registered schema is
-found after this time at the latest, and at once if no unknown id was requested before."""
+found after this time at the latest, and at once if no unknown id was requested before.
+
+A read that failed, as brokers were away, is not repeated during this time either, nor for as long as it took:
+each takes up to some seconds."""
 
 MAX_MISSED_IDS = 1_000
 """Number of remembered ids that were requested and not found."""
@@ -50,6 +53,10 @@ def framed_id(record: bytes | memoryview) -> int:
     return int.from_bytes(record[1:FRAME_BYTES], "big")
 
 
+class SchemasUnread(Unavailable):
+    """The topic could not be read: until it can be, no unknown id is found."""
+
+
 class SchemaRegistry:
     """Schemas by id, cached forever: an id never changes its meaning. Thread-safe."""
 
@@ -60,6 +67,7 @@ class SchemaRegistry:
         self._missed_s = float("-inf")  # time of the last read that did not find an id
         self._misses = 0  # number of reads that did not find an id
         self._missed_ids: dict[int, int] = {}  # requested id -> `_misses` at its first request, the newest
+        self._unread_until_s, self._unread_reason = float("-inf"), ""  # after a read that failed
         self._ids: dict[str, int] = {}
         self._schemas: dict[int, Written | ConfigError] = {}
         log.create_topic(SCHEMAS_TOPIC, partitions=1, retention_ms=None)
@@ -95,6 +103,7 @@ class SchemaRegistry:
         Raises:
             KeyError: the topic has no such id.
             ConfigError: its record is no schema that this release can read.
+            SchemasUnread: the topic cannot be read, or could not shortly before.
         """
         with self._lock:
             if schema_id not in self._schemas:
@@ -117,7 +126,7 @@ class SchemaRegistry:
             KeyError: the topic was read since the record came, or since the id was first requested, without
                 finding it.
             Unavailable: it was not read since; the id may have been registered, and the next request may find
-                it.
+                it. SchemasUnread: as `get`.
         """
         with self._lock:
             recently = self.clock.monotonic() - self._missed_s < REREAD_S
@@ -140,7 +149,15 @@ class SchemaRegistry:
         recently = now - self._missed_s < REREAD_S if came_s is None else self._missed_s >= came_s
         if recently:
             return
-        self._read_to_end()
+        if now < self._unread_until_s:
+            raise SchemasUnread(self._unread_reason)
+        try:
+            self._read_to_end()
+        except (Unavailable, ConfigError) as error:  # ConfigError: of the log's user, not of the schema
+            ended = self.clock.monotonic()
+            self._unread_until_s = ended + max(REREAD_S, ended - now)
+            self._unread_reason = f"the topic {SCHEMAS_TOPIC} could not be read: {error}"
+            raise SchemasUnread(self._unread_reason) from error
         if schema_id not in self._schemas:
             self._remember(schema_id)
             self._missed_s = now

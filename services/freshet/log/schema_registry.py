@@ -153,8 +153,9 @@ class RestRegistry:
         Raises:
             KeyError: no registry has the schema, or one to which it refers; requested again after 10 s.
             ConfigError: the schema is no Avro schema that freshet reads.
-            Unavailable: no registry answers or accepts the credentials, or requests have taken so long that
-                the caller should do other work first. The id may exist; the next call may succeed at once.
+            Unavailable: no registry that answers and accepts the credentials has it, and another one does not
+                answer; or requests have taken so long that the caller should do other work first. The id may
+                exist; the next call may succeed at once.
         """
         with self._lock:
             if schema_id not in self._schemas:
@@ -245,10 +246,10 @@ class RestRegistry:
         """Return the JSON answer of the first registry that has the object, as one may lag behind the others.
 
         Raises:
-            KeyError: no registry that answered has it.
-            Unavailable: none answered.
+            KeyError: every registry answered that it has none.
+            Unavailable: none has it, and one did not answer, which may have it.
         """
-        problems, found_none = [], False
+        problems = []
         for turn in range(len(self._urls)):
             at = (self._first + turn) % len(self._urls)
             try:
@@ -259,10 +260,9 @@ class RestRegistry:
             if answer is not None:
                 self._first = at
                 return answer
-            found_none = True
-        if found_none:
-            raise KeyError(f"the schema registry has no {path}")
-        raise Unavailable(f"the schema registry did not answer: {'; '.join(problems)}")
+        if problems:
+            raise Unavailable(f"the schema registry did not answer: {'; '.join(problems)}")
+        raise KeyError(f"the schema registry has no {path}")
 
     def _request_at(self, url: str, path: str) -> dict[str, Any] | None:
         response, body = self._response(url, path)

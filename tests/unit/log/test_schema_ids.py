@@ -20,6 +20,7 @@ from freshet.log.schema_ids import (
     MAX_SILENT_POLLS,
     REREAD_S,
     SchemaRegistry,
+    SchemasUnread,
     frame,
     framed_id,
 )
@@ -170,6 +171,67 @@ def test_unknown_ids_cause_one_read_per_half_second(log: EventLog) -> None:
     clock.advance(REREAD_S)
     assert misses(registry, range(100, 10_100)) == 10_000
     assert counted.looks == 2
+
+
+class Away:
+    """A log that is away: each read of its offsets fails after five seconds."""
+
+    def __init__(self, log: EventLog, clock: SettableClock) -> None:
+        self._log, self._clock, self.looks = log, clock, 0
+        self.error: Exception | None = Unavailable("no broker answers")
+        self.create_topic, self.reader, self.writer = log.create_topic, log.reader, log.writer
+
+    def bounds(self, partition: TopicPartition) -> Any:
+        self.looks += 1
+        if self.error is None:
+            return self._log.bounds(partition)
+        self._clock.advance(5.0)
+        raise self.error
+
+
+def unread(registry: SchemaRegistry, ids: Iterable[int], came_s: float) -> int:
+    count = 0
+    for schema_id in ids:
+        for look in (lambda i: registry.find(i, came_s), registry.get, registry.get_now):
+            with pytest.raises(SchemasUnread, match="no broker answers"):
+                look(schema_id)
+            count += 1
+    return count
+
+
+def test_while_the_log_is_away_ids_cost_one_read(log: EventLog, registered: int) -> None:
+    clock = SettableClock()
+    away = Away(log, clock)
+    registry = SchemaRegistry(cast(EventLog, away), clock)
+
+    assert unread(registry, range(registered, 1_000), clock.monotonic()) == 3 * 999
+    clock.advance(4.9)  # the read took five seconds
+    assert unread(registry, [registered], clock.monotonic()) == 3
+    assert away.looks == 1
+    clock.advance(0.2)
+    away.error = None
+    assert registry.find(registered, clock.monotonic()) == parse_schema(CLICK)
+    assert away.looks == 2
+
+
+def test_a_failure_at_once_is_remembered_for_half_a_second(log: EventLog, registered: int) -> None:
+    clock = SettableClock()
+    registry = SchemaRegistry(cast(EventLog, Silent(log, 1)), clock)
+
+    for _ in range(2):
+        with pytest.raises(SchemasUnread, match="no answer"):
+            registry.get(registered)
+    clock.advance(REREAD_S)
+    assert registry.get(registered) == parse_schema(CLICK)
+
+
+def test_a_missing_right_of_the_reader_spoils_no_schema(log: EventLog, registered: int) -> None:
+    clock = SettableClock()
+    away = Away(log, clock)
+    away.error = ConfigError("event log", "", "no broker answers us", "the right to do so", "add an ACL")
+    registry = SchemaRegistry(cast(EventLog, away), clock)
+
+    assert unread(registry, [registered], clock.monotonic()) == 3
 
 
 def test_schema_is_found_half_a_second_after_an_unknown_id(log: EventLog) -> None:

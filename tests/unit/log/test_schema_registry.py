@@ -149,6 +149,25 @@ def test_a_schema_is_known_though_one_registry_lags(answering: Answering) -> Non
         behind.close()
 
 
+@pytest.mark.parametrize("lagging_first", [True, False])
+def test_no_schema_only_if_every_registry_has_none(answering: Answering, lagging_first: bool) -> None:
+    answering.status, answering.body, answering.cut = 500, b"{}", 0
+    behind = Answering()
+    try:
+        behind.status, behind.body = 404, b'{"error_code": 40403}'
+        urls = [behind.url, answering.url] if lagging_first else [answering.url, behind.url]
+        registry = RestRegistry(Access(",".join(urls)))
+        with pytest.raises(Unavailable, match=answering.url):
+            registry.get(1)
+        answering.status, answering.body = 200, json.dumps({"schema": json.dumps(SCHEMA)}).encode()
+        assert spell(registry.get(1)) == "record View"
+        answering.status, answering.body = behind.status, behind.body
+        with pytest.raises(KeyError):
+            registry.get(2)
+    finally:
+        behind.close()
+
+
 def test_a_secret_of_two_lines_is_refused_and_not_shown(answering: Answering, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("first\nsecond\n")
     with pytest.raises(Unavailable, match="one line") as found:

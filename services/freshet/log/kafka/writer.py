@@ -235,6 +235,10 @@ class KafkaWriter:
         except FreshetError as error:
             for request in batch:
                 request.error = request.error or error
+        except BaseException as error:  # the other threads' requests are not acknowledged either
+            for request in batch:
+                request.error = request.error or Unavailable(f"not known to be written: {error!r}")
+            raise
         finally:
             for request in batch:
                 request.done = True

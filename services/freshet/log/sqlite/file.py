@@ -391,12 +391,14 @@ class LogFile:
         except FreshetError as error:
             for request in batch:
                 request.error = request.error or error
+        except BaseException as error:  # the other threads' requests are not acknowledged either
+            for request in batch:
+                request.error = request.error or Unavailable(
+                    f"{self.path}: not known to be written: {error!r}"
+                )
+            raise
         finally:
             for request in batch:
-                if request.error is None and len(request.first_offsets) != len(request.pieces):
-                    request.error = Unavailable(
-                        f"{self.path}: the append was interrupted; nothing was written"
-                    )
                 request.done = True
 
     def _write(self, db: sqlite3.Connection, batch: Sequence[Request]) -> None:

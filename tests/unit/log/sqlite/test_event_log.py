@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ from freshet import sqlite as shared
 from freshet.errors import BadInput, Corrupt, DataLost, FreshetError, Mismatch, Unavailable
 from freshet.log.sqlite import file as module
 from freshet.log.sqlite.event_log import SqliteEventLog, SqliteWriter
-from freshet.log.sqlite.file import LogFile, chunk_id
+from freshet.log.sqlite.file import Chunk, Contents, LogFile, chunk_id
 from freshet.sqlite import BlobCounting
 from freshet.testing.clock import SettableClock
+from freshet.testing.conditions import wait_for
 from freshet.testing.contracts.eventlog import T0, T1, append_to, read_all
 from freshet.types import Append, BytesColumn, TopicPartition
 from tests.fixtures.connections import fill_disk, kept_connections, set_all
@@ -220,6 +222,38 @@ def test_waiting_appends_share_a_commit(tmp_path: Path, log: SqliteEventLog, clo
     assert sorted(offsets) == list(range(8))
     ((chunks,),) = file.query("SELECT count(*) FROM chunks")
     assert chunks == 1
+    file.close()
+
+
+def test_a_fault_in_a_shared_commit_acknowledges_no_append(
+    tmp_path: Path, log: SqliteEventLog, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = LogFile(file_of(tmp_path))
+    writer = SqliteWriter(lambda _: (file, 1), clock, lambda: None, None)
+    outcomes: list[str] = []
+
+    def pack(contents: Contents) -> Chunk:
+        raise MemoryError("injected")
+
+    def work() -> None:
+        try:
+            outcomes.append(str(writer.append([append_to(T0, [b"x"])])))
+        except (FreshetError, MemoryError) as error:
+            outcomes.append(f"{type(error).__name__}: {error}")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(module, "pack", pack)
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        with file._writing:
+            for thread in threads:
+                thread.start()
+            wait_for(lambda: len(file._queue) == 8)
+        for thread in threads:
+            thread.join()
+    unknown = f"Unavailable: {file.path}: not known to be written: MemoryError('injected')"
+    assert Counter(outcomes) == {"MemoryError: injected": 1, unknown: 7}
+    assert log.bounds(T0).end == 0
+    assert writer.append([append_to(T0, [b"x"])]) == [0]
     file.close()
 
 
