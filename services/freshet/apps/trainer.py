@@ -40,7 +40,7 @@ from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.quality import Quality
 from freshet.trainer.reducers.build import build_reducer, reducer_name
 from freshet.trainer.service import Trainer, TrainingLoop
-from freshet.trainer.state_sync import DenseState, Progress, SharedMeasures
+from freshet.trainer.state_sync import DenseState, Progress, SharedMeasures, terms_of
 from freshet.trainer.step_coordinator import AVERAGE_S, DenseLedger
 from freshet.trainer.version_writer import Pins, VersionWriter, restart_point
 from freshet.types import Bucket, TopicPartition
@@ -140,7 +140,7 @@ class TrainerProcess:
             self._alone = isinstance(membership, FixedMembership)
             if isinstance(membership, FixedMembership):
                 self._open_stream(membership.group, lanes)
-                self.trainer.on_state_synced(membership.group)
+                self.trainer.begin(membership.group.fence)
             self._cleanup = cleanup.pop_all()
 
     def run(self) -> None:
@@ -283,9 +283,10 @@ def restore_state(context: ModelContext, versions: VersionStore, log_id: str, de
         quality.load_state({n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)})
         log.info("starting from a version", version=start.number, step=start.step)
         ledger = DenseLedger({int(p): offset for p, offset in start.applied.items()})
-        progress = Progress(steps=start.step, event_time_ms=start.event_time_ms)
+        progress = Progress(steps=start.step, event_time_ms=start.event_time_ms, begun=True)
         sums.load_state(tensors)
-    return DenseState(model, ledger, quality, SharedMeasures(quality), progress, context.spec_hash, sums)
+    shared = SharedMeasures(quality)
+    return DenseState(model, ledger, quality, shared, progress, context.spec_hash, sums, terms=terms_of(spec))
 
 
 def run(spec: Spec, settings: Settings, stop: threading.Event) -> None:

@@ -26,7 +26,7 @@ from freshet.trainer.state_average import average
 from freshet.trainer.state_sync import DenseState
 from freshet.trainer.step_coordinator import EXCHANGE_S, RankHooks, StepCoordinator
 from freshet.trainer.version_writer import Snapshot, VersionWriter
-from freshet.types import F32, Append, BytesColumn
+from freshet.types import F32, Append, BytesColumn, Fence
 from freshet.versions import Manifest
 
 log = structlog.get_logger("freshet.trainer")
@@ -259,7 +259,7 @@ class Trainer:
         self._due = context.clock.monotonic() + self._interval_s
         self._to_measure = threading.Event()
         self._snapshots: queue.Queue[Snapshot | None] = queue.Queue(maxsize=1)
-        self._leads = True
+        self._leads, self._fence = True, Fence(-1)
         self.progress = state.progress
         self._last_step = self.progress.steps
         self._failed: Exception | None = None
@@ -292,9 +292,12 @@ class Trainer:
         if self._failed is not None:
             raise self._failed
 
-    def begin(self) -> None:
-        """Write version 0 of a new model, unless the store has a version."""
-        self._version_writer.begin(self.snapshot())
+    def begin(self, fence: Fence) -> None:
+        """Write version 0 of a new model before `run`, unless the store has a version: for the only rank."""
+        self._fence = fence
+        if not self.progress.begun:
+            self._version_writer.begin(self.snapshot())
+            self.progress.begun = True
 
     def snapshot(self) -> Snapshot:
         """Copy the dense state and the vector. Call it at flush points only (PROTOCOL 15)."""
@@ -308,6 +311,7 @@ class Trainer:
             event_time_ms=self.progress.event_time_ms,
             measures=self._state.quality.summary(),
             finite=self._state.model.finite(),
+            fence=self._fence,
         )
 
     def stage_seconds(self) -> dict[str, float]:
@@ -347,11 +351,12 @@ class Trainer:
 
     def on_state_synced(self, group: ProcessGroup) -> None:
         """Adopt the quorum's fence; its rank 0 writes versions and measures from now on."""
-        self._leads, self._version_writer.fence = group.rank == 0, group.fence
-        if self._leads:
-            self.begin()
-        else:
+        self._leads, self._fence = group.rank == 0, group.fence
+        if not self._leads:
             self.progress.version_error = ""  # the leader reports on versions
+        elif not self.progress.begun and not self._snapshots.full():
+            # For the writer's thread: the store may be unavailable, and the other ranks wait for this one.
+            self._snapshots.put_nowait(replace(self.snapshot(), first=True))
 
     def _measure(self) -> None:
         """Count the added batches and write complete windows, on a thread of its own: lanes must not wait."""
@@ -380,10 +385,18 @@ class Trainer:
                 log.warning("windows of measures were not written", reason=str(error), windows=len(windows))
 
     def _write_versions(self) -> None:
-        while (snapshot := self._snapshots.get()) is not None:
+        first: Snapshot | None = None  # not written yet
+        while (snapshot := self._next_snapshot(first)) is not None:
+            first = snapshot if snapshot.first and first is None else first
             try:
-                manifest: Manifest = self._version_writer.next(snapshot)
-                self.progress.version, self.progress.version_error = manifest.number, ""
+                if first is not None:
+                    self._version_writer.begin(first)
+                    first, self.progress.begun, self.progress.version_error = None, True, ""
+                if not snapshot.first:
+                    manifest: Manifest = self._version_writer.next(snapshot)
+                    self.progress.version, self.progress.version_error = manifest.number, ""
+            except Fenced as error:
+                log.warning("a version was dropped", step=snapshot.step, reason=str(error))
             except (Unavailable, Corrupt, KeyError, ValueError, OSError) as error:  # of the version store
                 log.error("version not written; the next one is tried", step=snapshot.step, reason=str(error))
                 self.progress.version_error = str(error)
@@ -391,3 +404,10 @@ class Trainer:
             except Exception as error:  # stops the lanes; `run` raises it
                 log.error("versions cannot be written", step=snapshot.step, reason=str(error))
                 self._failed = error
+
+    def _next_snapshot(self, first: Snapshot | None) -> Snapshot | None:
+        """Wait for the next snapshot; return `first` if there is none for an interval of versions."""
+        try:
+            return self._snapshots.get(timeout=None if first is None else self._interval_s)
+        except queue.Empty:
+            return first

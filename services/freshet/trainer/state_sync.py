@@ -20,11 +20,13 @@ import safetensors.numpy
 import structlog
 from numpy.typing import NDArray
 
+from freshet.config.options import duration_text
 from freshet.config.spec.identity import explain_defaults
+from freshet.config.spec.model import Spec
 from freshet.errors import Corrupt, Mismatch
 from freshet.model import DenseModel
 from freshet.trainer.gradient_sums import GradientSums
-from freshet.trainer.process_group import ProcessGroup
+from freshet.trainer.process_group import ProcessGroup, RankLost
 from freshet.trainer.quality import Quality
 from freshet.trainer.step_coordinator import DenseLedger
 
@@ -40,6 +42,7 @@ class Progress:
     samples: int = 0  # trained on by this rank since it started, with replayed ones
     steps: int = 0
     event_time_ms: int = 0  # newest event learned from
+    begun: bool = False  # the store has a version, as far as this process knows
     version: int = 0  # newest that this rank wrote
     versions_failed: int = 0  # writes that failed
     version_error: str = ""  # of the newest write; empty unless it failed
@@ -145,6 +148,60 @@ class FlushPoint:
     step: int
 
 
+def terms_of(spec: Spec) -> dict[str, Any]:
+    """Return the tunable keys of a spec, with their values, that all ranks of a quorum must share.
+
+    With others the states of ranks would differ, or their collectives would not match.
+    """
+    model, train = spec.model, spec.train
+    terms = {
+        "model.bias_lr": model.bias_lr,
+        "model.dense_lr": model.dense_lr,
+        "model.dense_warmup_steps": model.dense_warmup_steps,
+        "model.hedge_discount": model.hedge_discount,
+        "train.batch.rows": train.batch_rows,
+        "train.measure_window": duration_text(train.measure_window_ms),
+        "train.mode": train.mode,
+        "train.reduce": train.reduce,
+        "train.segments": list(train.segments),
+    }
+    return terms | ({"train.average_every": train.average_every} if train.mode == "async" else {})
+
+
+def _check_terms(reports: Sequence[Mapping[str, Any]], rank: int) -> None:
+    """Compare the terms of all ranks with those of a rank that was in a quorum before, if there is one.
+
+    If there are several such ranks, or none, the highest step decides, then the lowest rank. So a newcomer
+    with other terms ends, and the others go on. Keys that only one rank reports are not compared.
+
+    Raises:
+        Mismatch: this rank has other terms.
+        RankLost: another rank has, and ends.
+    """
+    known = [i for i, report in enumerate(reports) if report["terms"]]
+    if not known:
+        return
+    source = max(known, key=lambda i: (reports[i]["synced"], reports[i]["step"], -i))
+    wanted = reports[source]["terms"]
+
+    def differences(i: int) -> list[str]:
+        found = reports[i]["terms"]
+        keys = sorted(key for key in wanted.keys() & found.keys() if wanted[key] != found[key])
+        return [f"{key} = {found[key]!r}, and {wanted[key]!r} at rank {source}" for key in keys]
+
+    if own := differences(rank):
+        raise Mismatch(
+            "this trainer was started with another spec than the ranks of its model\n  "
+            + "\n  ".join(own)
+            + "\n  restart all trainers with one spec"
+        )
+    for i in known:
+        if others := differences(i):
+            raise RankLost(
+                f"rank {i} was started with {'; '.join(others)}: it ends; restart all trainers with one spec"
+            )
+
+
 @dataclass
 class DenseState:
     """The state that all ranks share. Methods are called between two steps."""
@@ -157,6 +214,8 @@ class DenseState:
     spec_hash: str
     sums: GradientSums = field(default_factory=GradientSums)
     flush_point: FlushPoint | None = None  # to go back to; None: the present state is one
+    terms: Mapping[str, Any] = field(default_factory=dict)  # `terms_of` the spec; empty: not compared
+    synced: bool = False  # this rank was in a quorum
 
     def keep(self) -> None:
         """Keep a copy of the state: the ranks are at a flush point."""
@@ -186,14 +245,21 @@ class DenseState:
             group: the process group of the new quorum; all its ranks call `sync`.
 
         Raises:
-            RankLost: a rank was lost; the state is unchanged, or entirely that of the source.
-            Mismatch: a rank has another spec.
+            RankLost: a rank was lost, or ends because of its terms; the state is unchanged, or entirely that
+                of the source.
+            Mismatch: a rank has another spec, or this rank has other terms than the ranks that train.
             Corrupt: another rank's report or state cannot be decoded.
         """
         if group.size == 1:
             self.shared.begin(1, self.shared.done)
+            self.synced = True
             return
-        mine = {"step": self.progress.steps, "spec": self.spec_hash}
+        mine = {
+            "step": self.progress.steps,
+            "spec": self.spec_hash,
+            "terms": self.terms,
+            "synced": self.synced,
+        }
         reports = [_decode_report(part) for part in group.exchange(orjson.dumps(mine))]
         others = [report["spec"] for report in reports if report["spec"] != self.spec_hash]
         if others:
@@ -202,6 +268,7 @@ class DenseState:
                 "the ranks of this model were started with different specs; start all with one"
                 + (f"\n{hint}" if hint else "")
             )
+        _check_terms(reports, group.rank)
         steps = [report["step"] for report in reports]
         source = steps.index(max(steps))
         data = group.broadcast(self.pack() if source == group.rank else None, source)
@@ -215,6 +282,7 @@ class DenseState:
                 step_before=mine["step"],
             )
         self.shared.begin(group.size, done)
+        self.synced = True
 
     def pack(self) -> bytes:
         """Encode the state as bytes, after merging the received measures."""
@@ -252,6 +320,11 @@ def _with_prefix(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:
 def _decode_report(data: bytes) -> dict[str, Any]:
     try:
         report = orjson.loads(data)
-        return {"step": int(report["step"]), "spec": str(report["spec"])}
+        return {
+            "step": int(report["step"]),
+            "spec": str(report["spec"]),
+            "terms": dict(report.get("terms", {})),  # reports of earlier releases have none
+            "synced": bool(report.get("synced")),
+        }
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         raise Corrupt(f"expected a rank's step and spec, found {data[:60]!r}") from error

@@ -41,6 +41,10 @@ Store = Any
 
 BACKLOG = 128
 
+BROADCAST_BYTES = 4 * 2**20
+"""Most bytes of one operation of a broadcast. Each has the time-out of a collective, so a state of any size
+arrives over a link that carries a piece within it."""
+
 
 def host_store(address: str, form_s: float) -> tuple[Store, str]:
     """Host a store for one quorum that listens at `address` only; returns it and its `host:port`."""
@@ -180,7 +184,7 @@ class TorchProcessGroup:
         return [rows[i, :size].tobytes() for i, size in enumerate(sizes.tolist())]
 
     def broadcast(self, data: bytes | None, source: int) -> bytes:
-        """Return the bytes of rank `source`."""
+        """Return the bytes of rank `source`, sent in pieces of BROADCAST_BYTES."""
         options = distributed.BroadcastOptions()
         options.rootRank = source
         size = torch.tensor([0 if data is None else len(data)])
@@ -188,8 +192,9 @@ class TorchProcessGroup:
         whole = torch.zeros(int(size[0]), dtype=torch.uint8)
         if data is not None:
             whole.numpy()[:] = np.frombuffer(data, np.uint8)
-        if len(whole):
-            self._wait(lambda: [self._group.broadcast([whole], options)])
+        for start in range(0, len(whole), BROADCAST_BYTES):
+            piece = whole[start : start + BROADCAST_BYTES]
+            self._wait(lambda: [self._group.broadcast([piece], options)])  # noqa: B023 - called at once
         return whole.numpy().tobytes()
 
     def split(self, site: str) -> ProcessGroup:

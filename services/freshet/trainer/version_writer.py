@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from freshet.config.spec.identity import explain_defaults
 from freshet.config.spec.transforms import Outcomes, outcomes_of
-from freshet.errors import Corrupt, FreshetError, Mismatch
+from freshet.errors import Corrupt, Fenced, FreshetError, Mismatch
 from freshet.evaluation.gate import Verdict, VersionPredictions, judge
 from freshet.log import EventLog, Writer
 from freshet.log.context import ModelContext
@@ -127,6 +127,8 @@ class Snapshot:
     event_time_ms: int
     measures: Mapping[str, Any]
     finite: bool
+    fence: Fence  # of the quorum that the rank led
+    first: bool = False  # to be version 0 if the store has no version
 
 
 def restart_point(store: VersionStore, spec_hash: str, log_id: str) -> Manifest | None:
@@ -205,13 +207,13 @@ class VersionWriter:
     pins: Pins
     recent: Callable[[int], Sequence[ModelInputs]]  # at least so many of the newest samples
     scorer: Callable[[], DenseModel]  # creates a model for scoring, without optimiser state
-    fence: Fence = Fence(-1)  # noqa: RUF009 - a NewType of int; of the quorum that the rank is in
+    _fence: Fence = field(default=Fence(-1), init=False)  # of the snapshot in work
     _carried_over: ModelInputs | None = field(default=None, init=False)  # samples that a version carried
     _resumed: bool = field(default=False, init=False)
 
     def first(self, snapshot: Snapshot) -> Manifest:
         """Store the initial weights as version 0 and promote it."""
-        start_ns = now_ns()
+        start_ns, self._fence = now_ns(), snapshot.fence
         manifest = self._promote(self._put(0, snapshot), Verdict(True, "the initial weights"))
         return self._recorded(manifest, start_ns)
 
@@ -221,8 +223,11 @@ class VersionWriter:
             self.first(snapshot)
 
     def next(self, snapshot: Snapshot) -> Manifest:
-        """Store the snapshot as the next version, then promote it, or hold it with the gate's reason."""
-        start_ns = now_ns()
+        """Store the snapshot as the next version, then promote it, or hold it with the gate's reason.
+
+        Raises Fenced: a later quorum has written a version, so the snapshot's rank led no more.
+        """
+        start_ns, self._fence = now_ns(), snapshot.fence
         return self._recorded(self._next(snapshot), start_ns)
 
     def _recorded(self, manifest: Manifest, start_ns: int) -> Manifest:
@@ -243,13 +248,16 @@ class VersionWriter:
         return manifest
 
     def _put_next(self, snapshot: Snapshot) -> Manifest:
-        number, occupied = _next_number(self.store.numbers()), 0
+        numbers = self.store.numbers()
+        self._check_fence(numbers)
+        number, occupied = _next_number(numbers), 0
         while True:
             try:
                 return self._put(number, snapshot)
             except ValueError as error:
                 numbers = self.store.numbers()
                 if number in numbers:
+                    self._check_fence(numbers)
                     log.warning(
                         "another trainer wrote this version; the next number is taken", version=number
                     )
@@ -259,6 +267,19 @@ class VersionWriter:
                     number += 1
                 else:
                     raise
+
+    def _check_fence(self, numbers: Sequence[int]) -> None:
+        """Raise Fenced if the newest version of this model and log has a higher fence than the snapshot."""
+        for number in reversed(numbers):
+            try:
+                manifest = self.store.manifest(number)
+            except (Corrupt, KeyError):
+                continue
+            if (manifest.spec_hash, manifest.log_id) != (self.context.spec_hash, self.log_id):
+                continue
+            if manifest.fence > self._fence:
+                raise Fenced(f"version {number} has fence {manifest.fence}, the snapshot {self._fence}")
+            return
 
     def _put(self, number: int, snapshot: Snapshot) -> Manifest:
         manifest = Manifest(
@@ -271,7 +292,7 @@ class VersionWriter:
             log_id=self.log_id,
             event_time_ms=snapshot.event_time_ms,
             measures=snapshot.measures,
-            fence=int(self.fence),
+            fence=int(self._fence),
             sha256="",
             transforms=self._outcomes,
         )
@@ -414,7 +435,7 @@ class VersionWriter:
             return False
 
     def _announce(self, kind: str, **fields: object) -> None:
-        value = versions_record(kind, fence=int(self.fence), time_ms=self.context.clock.now_ms(), **fields)
+        value = versions_record(kind, fence=int(self._fence), time_ms=self.context.clock.now_ms(), **fields)
         self.writer.append([Append(self.context.topics.versions, 0, value)])
 
     def _forget_old(self) -> None:

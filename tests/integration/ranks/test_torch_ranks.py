@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,12 @@ from freshet.trainer.reducers import Collectives, Reducer
 from freshet.trainer.reducers.dct import Dct
 from freshet.trainer.reducers.group_codecs import IntegerCodec
 from freshet.trainer.reducers.two_phase import TwoPhase
-from freshet.trainer.torch_process_group import TorchProcessGroup, connect_store, host_store
+from freshet.trainer.torch_process_group import (
+    BROADCAST_BYTES,
+    TorchProcessGroup,
+    connect_store,
+    host_store,
+)
 from freshet.types import Fence, OffsetRange
 from tests.fixtures.rank_threads import run_ranks
 from tests.fixtures.specs import make_batch, make_spec
@@ -133,6 +139,36 @@ def test_bytes_are_exchanged_and_broadcast_whatever_their_length(made: list[Torc
     for content in (b"weights", b""):
         sent = at_once(*(lambda g=g, c=content: g.broadcast(c if g.rank == 1 else None, 1) for g in made))
         assert sent == [content] * len(made)
+
+
+@dataclass
+class SlowLink:
+    """A gloo group over a link that carries `most` bytes in the time-out of one operation."""
+
+    group: Any
+    most: int
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.group, name)
+
+    def broadcast(self, tensors: Sequence[Any], options: Any) -> Any:
+        if sum(tensor.nbytes for tensor in tensors) > self.most:
+            raise RuntimeError("Timed out waiting for send operation to complete")
+        return self.group.broadcast(tensors, options)
+
+
+@pytest.mark.parametrize("further", [0, 1])
+def test_a_state_of_any_size_arrives_over_a_slow_link(further: int) -> None:
+    pair = groups(2)
+    for group in pair:
+        group._group = SlowLink(group._group, BROADCAST_BYTES)
+    state = np.random.default_rng(3).bytes(3 * BROADCAST_BYTES + further)
+
+    sent = at_once(*(lambda g=g: g.broadcast(state if g.rank == 1 else None, 1) for g in pair))
+
+    assert sent == [state, state]
+    for group in pair:
+        group.close()
 
 
 @pytest.mark.parametrize("known", [True, False])

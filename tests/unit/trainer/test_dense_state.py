@@ -1,18 +1,21 @@
 """The dense state: what ranks of a new quorum start from, and the flush point that they go back to."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import orjson
 import pytest
 from numpy.typing import NDArray
 
 from freshet.errors import Mismatch
 from freshet.model.hedge import HedgeDense
 from freshet.trainer.gradient_sums import GradientSums
-from freshet.trainer.process_group import ProcessGroup
+from freshet.trainer.process_group import ProcessGroup, RankLost
 from freshet.trainer.quality import Quality
-from freshet.trainer.state_sync import DenseState, Progress, SharedMeasures
+from freshet.trainer.state_sync import DenseState, Progress, SharedMeasures, terms_of
 from freshet.trainer.step_coordinator import DenseLedger
 from freshet.types import F32
 from tests.fixtures.local_ranks import HalfReducer, Member, Together, at_once, results_of
@@ -21,7 +24,9 @@ from tests.fixtures.specs import make_batch, make_spec
 SPEC = make_spec(ids=2, dims=(8,), deep=(16,))
 
 
-def state_of(step: int, carry: F32 | None = None, spec_hash: str = "x") -> DenseState:
+def state_of(
+    step: int, carry: F32 | None = None, spec_hash: str = "x", terms: Mapping[str, Any] | None = None
+) -> DenseState:
     """A state after so many steps."""
     model, quality = HedgeDense(SPEC, training=True, precision="fp32"), Quality(SPEC)
     rng, lane = np.random.default_rng(1), model.lane()
@@ -36,6 +41,7 @@ def state_of(step: int, carry: F32 | None = None, spec_hash: str = "x") -> Dense
         Progress(steps=step),
         spec_hash,
         GradientSums(HalfReducer(), carry),
+        terms=terms or {},
     )
 
 
@@ -109,6 +115,78 @@ def test_ranks_with_different_specs_refuse_to_train() -> None:
     results = sync(state_of(0), state_of(0, spec_hash="y"), run=at_once)
 
     assert all(isinstance(result, Mismatch) for result in results)
+
+
+ONE, OTHER = {"train.reduce": "fp32", "model.dense_lr": 0.1}, {"train.reduce": "int8", "model.dense_lr": 0.1}
+
+
+@pytest.mark.parametrize("position", [0, 2])
+@pytest.mark.parametrize("step", [2, 3, 4])
+def test_newcomer_with_other_terms_ends_and_the_others_train(position: int, step: int) -> None:
+    ranks = [state_of(3, terms=ONE), state_of(3, terms=ONE)]
+    sync(*ranks)
+    before = [weights(rank) for rank in ranks]
+    newcomer = state_of(step, terms=OTHER)
+    together = [*ranks[:position], newcomer, *ranks[position:]]
+
+    results = sync(*together, run=at_once)
+
+    ended, lost = results.pop(position), results
+    assert isinstance(ended, Mismatch)
+    assert "train.reduce = 'int8', and 'fp32' at rank" in str(ended)
+    assert "dense_lr" not in str(ended)
+    assert "restart all trainers with one spec" in str(ended)
+    assert all(isinstance(result, RankLost) for result in lost)
+    assert [weights(rank) for rank in ranks] == before
+    assert sync(*ranks) == [None, None], "the others form the next quorum"
+
+
+def test_new_rank_with_other_terms_than_the_lowest_ends() -> None:
+    results = sync(state_of(0, terms=ONE), state_of(0, terms=OTHER), run=at_once)
+
+    assert [type(result) for result in results] == [RankLost, Mismatch]
+
+
+@pytest.mark.parametrize("terms", [{}, {"model.dense_lr": 0.1, "train.later": 1}])
+def test_keys_that_a_release_does_not_report_may_differ(terms: Mapping[str, Any]) -> None:
+    ranks = state_of(3, terms=ONE), state_of(1, terms=terms)
+
+    assert sync(*ranks) == [None, None]
+
+
+def test_report_of_an_earlier_release_is_accepted() -> None:
+    ahead = state_of(3, terms=ONE)
+    report, sent = orjson.dumps({"step": 1, "spec": "x"}), []
+
+    def broadcast(data: bytes, _source: int) -> bytes:
+        sent.append(data)
+        return data
+
+    group = SimpleNamespace(exchange=lambda mine: [mine, report], broadcast=broadcast, rank=0, size=2)
+    ahead.sync(cast(ProcessGroup, group))
+
+    assert len(sent) == 1
+
+
+def test_terms_are_what_changes_the_state_of_ranks() -> None:
+    train, model = SPEC.train, SPEC.model
+    others = [
+        replace(SPEC, model=replace(model, dense_lr=0.5)),
+        replace(SPEC, model=replace(model, dense_warmup_steps=7)),
+        replace(SPEC, model=replace(model, bias_lr=0.7)),
+        replace(SPEC, model=replace(model, hedge_discount=0.9)),
+        replace(SPEC, train=replace(train, batch_rows=7)),
+        replace(SPEC, train=replace(train, reduce="int8")),
+        replace(SPEC, train=replace(train, mode="async")),
+        replace(SPEC, train=replace(train, mode="async", average_every=7)),
+        replace(SPEC, train=replace(train, segments=("id0",))),
+        replace(SPEC, train=replace(train, measure_window_ms=5000)),
+    ]
+
+    assert terms_of(replace(SPEC, train=replace(train, version_interval_ms=7, average_every=7))) == terms_of(
+        SPEC
+    )
+    assert len({str(terms_of(spec)) for spec in (SPEC, *others)}) == 1 + len(others)
 
 
 def test_rollback_restores_the_flush_point() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import parse_spec
 from freshet.config.spec.topics import topics_of
+from freshet.errors import Fenced
 from freshet.log import EventLog
 from freshet.log.context import ModelContext
 from freshet.log.sqlite.event_log import SqliteEventLog
@@ -46,6 +48,7 @@ class Bench:
     store: FolderVersionStore
     meanwhile: Callable[[], None] = lambda: None
     steps: int = 0
+    fence: Fence = Fence(1)  # noqa: RUF009 - a NewType of int
     version_writer: VersionWriter = field(init=False)
 
     judged_by: Sequence[ModelInputs] = ()
@@ -60,7 +63,7 @@ class Bench:
     def snapshot(self) -> Snapshot:
         self.steps += 1
         return Snapshot(
-            dict(build_model(SPEC, training=True).state()), {0: 0}, self.steps, 0, {}, finite=True
+            dict(build_model(SPEC, training=True).state()), {0: 0}, self.steps, 0, {}, True, self.fence
         )
 
     def next(self) -> str:
@@ -82,9 +85,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(log, FolderVersionStore(tmp_path / "versions"))
     pins, writer = Pins(log, "toy.versions"), log.writer()
     context = ModelContext(SPEC, "hash", layout_of(SPEC), log, topics_of(SPEC))
-    made.version_writer = VersionWriter(
-        context, "log", made.store, writer, pins, made.recent, made.scorer, Fence(1)
-    )
+    made.version_writer = VersionWriter(context, "log", made.store, writer, pins, made.recent, made.scorer)
     made.version_writer.first(made.snapshot())
     yield made
     pins.close()
@@ -130,6 +131,36 @@ def test_operator_promotion_during_the_gate_removes_the_pin(bench: Bench) -> Non
 
     assert bench.next() == "promoted"
     assert bench.stable == 3
+
+
+def test_snapshot_of_a_former_leader_is_dropped(bench: Bench) -> None:
+    before = bench.snapshot()
+    bench.fence = Fence(2)
+    bench.next()
+
+    with pytest.raises(Fenced, match="version 1 has fence 2, the snapshot 1"):
+        bench.version_writer.next(before)
+
+    assert (bench.store.numbers(), bench.stable) == ([0, 1], 1)
+    assert bench.next() == "promoted"
+    assert [bench.store.manifest(number).fence for number in bench.store.numbers()] == [1, 2, 2]
+
+
+def test_former_leader_takes_no_number_after_a_later_one(bench: Bench, tmp_path: Path) -> None:
+    before = bench.snapshot()
+    bench.fence = Fence(2)
+    bench.next()
+    bench.version_writer.store = Late(tmp_path / "versions")
+
+    with pytest.raises(Fenced):
+        bench.version_writer.next(before)
+
+
+@pytest.mark.parametrize("change", [{"log_id": "other"}, {"spec_hash": "other"}])
+def test_fence_of_another_log_or_spec_does_not_count(bench: Bench, change: dict[str, Any]) -> None:
+    bench.store.put(replace(bench.store.manifest(0), number=1, fence=9, **change), {"w": np.zeros(1)})
+
+    assert bench.next() == "promoted"
 
 
 class Late(FolderVersionStore):
