@@ -245,16 +245,18 @@ def simulated(weights: F64, steps: int, group: int) -> dict[int, F64]:
             m, v, v_steps = 0.9 * m + 0.1 * g.sum(0), 0.999 * v + 0.001 * g.sum(0) ** 2, v_steps + 1
         elif since == REFRESH:  # of a weight of 32 steps at most
             m = 0.9 * m + 0.1 * g.sum(0)
+            before = np.sqrt(v) + 1e-8
             v = 0.999**32 * v + (1 - 0.999**32) * g.sum(0) ** 2
             v_steps, since = v_steps + 32, 0
-        else:
-            sent = np.zeros(size)
+            errors, owned = (e * before / (np.sqrt(v) + 1e-8) for e in (errors, owned))
+        else:  # momenta as steps, over the root of the variance
+            root, sent = np.sqrt(v) + 1e-8, np.zeros(size)
             for i in range(WORKERS):
-                h = 0.9 * m / WORKERS + 0.1 * g[i] + errors[i]
+                h = np.where(v > 0, (0.9 * m / WORKERS + 0.1 * g[i]) / root, 0) + errors[i]
                 sent += signs(h)
                 errors[i] = h - signs(h)
             total = sent + owned
-            owned, m = total - signs(total), signs(total)
+            owned, m = total - signs(total), signs(total) * root
         root = np.sqrt(v / (1 - 0.999**v_steps)) + 1e-8 / ROWS
         weights = weights - RATE * min(1, t / 100) * m / (1 - 0.9**t) / root
         found[t] = weights

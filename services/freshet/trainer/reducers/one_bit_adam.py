@@ -19,20 +19,26 @@ Ours differs from the paper in these:
 - A stream drifts, so the variance is refreshed: each `refresh_steps` a whole gradient is summed and moves it,
   with the weight of the steps since the last, at most `CATCH_UP`. For a window of the variance after a jump
   of the loss (`drift`), that happens each `ALERT_STEPS`: the variance follows as fast as Adam's own.
+- Momenta are exchanged divided by the root of their variance, so as steps of weights. The paper exchanges
+  them as they are: each value then errs by its group's mean, and one with a small variance steps by that
+  error over its root, without bound. Where variances follow the stream, those of values that have fallen
+  out of use become as small as any, and training diverged after 12,000 steps.
+- A rank's part of such a step is bounded by what Adam itself steps at most, over the root of n: a value whose
+  gradient has outgrown its variance would take the whole scale of its group. The rest waits for the next
+  refresh, which moves the variance first.
 - The paper ends the warm-up if the variance has fallen by less than 4 % in a window. It never moves after
   that. Here refreshes follow it, and on a stream it falls by 10 % and more for long, so `STEADY` is wider.
-- A value whose variance is 0 has seen no gradient. It is left out of the exchange: as a sign it would get
-  plus or minus the scale, divided by epsilon. Its gradient waits for the next refresh.
+- A value whose variance is 0 has seen no gradient. It is left out of the exchange, and its gradient waits for
+  the next refresh, too.
 
-Letters: d floats of a gradient, n ranks, L layers.
+Letters: d floats of a gradient, A of them active (with a variance), n ranks.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +57,12 @@ STEADY = 0.8
 the smaller to the larger."""
 REFRESH_STEPS = 256
 ALERT_STEPS = 16
+WHOLE_PART = 16
+"""The part of a window after a jump, a 16th, in which each step sums a whole gradient."""
 CATCH_UP = 32
 """Steps of weight that a refresh has at most: more would make the variance as noisy as one gradient."""
+EPSILON = np.float32(1e-8)
+"""Adam's; it bounds the step of a value with hardly a variance."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +91,6 @@ class OneBitAdam:
         *,
         warmup_steps: int = 0,
         refresh_steps: int = REFRESH_STEPS,
-        layers: Sequence[int] = (),
     ) -> None:
         """Prepare for a gradient of `size` floats, d.
 
@@ -90,11 +99,9 @@ class OneBitAdam:
             betas: Adam's.
             warmup_steps: steps before which the warm-up does not end: those of the learning rate's warm-up.
             refresh_steps: steps between two refreshes of the variance.
-            layers: (L,) where each layer ends, rising. If given, momenta are scaled to the same root mean
-                square in all layers before they are exchanged (1-bit LAMB).
         """
         self.size, self.betas = size, betas or Betas()
-        self.warmup_steps, self.refresh_steps, self.layers = warmup_steps, refresh_steps, list(layers)
+        self.warmup_steps, self.refresh_steps = warmup_steps, refresh_steps
         self.drift = Drift()
         self.steps = 0
         self.variance_steps = 0  # of the variance, for its bias correction
@@ -103,9 +110,11 @@ class OneBitAdam:
         self._norms: deque[float] = deque(maxlen=self._window + 1)
         self._refreshed = 0  # steps since the variance changed
         self._alert = 0  # steps for which it is refreshed more often
-        self._pending: F32 = np.zeros(size, np.float32)  # gradient of values that are left out
+        self._largest = (1 - self.betas.first) / math.sqrt(
+            1 - self.betas.second
+        )  # of Adam's steps, over its rate
+        self._pending: F32 = np.zeros(size, np.float32)  # gradient that is left out of the exchange
         self._active: I64 = np.empty(0, np.int64)
-        self._scaling: F32 = np.empty(0, np.float32)  # of active values
         self._exchange = TwoPhase(SignCodec(), 0)
 
     def observe(self, loss: float) -> None:
@@ -130,13 +139,14 @@ class OneBitAdam:
             self.variance_steps += 1
             return False
         self._refreshed += 1
-        at_once = jumped and not self._alert
         self._alert = self._window if jumped else max(self._alert - 1, 0)
-        interval = min(ALERT_STEPS, self.refresh_steps) if self._alert else self.refresh_steps
-        if at_once or self._refreshed >= interval:
+        if self._refreshed >= self._interval():
+            before = self._scaling(moments)
             self._refresh(group, gradient, moments)
-            if np.count_nonzero(moments.second) != len(self._active):
-                self._deliver(group, gradient)
+            if np.array_equal(np.flatnonzero(moments.second > 0), self._active):
+                self._exchange.rescale(self._scaling(moments) / before)
+            else:
+                self._deliver(group, gradient, before)
                 self._activate(moments)
         else:
             self._compress(group, gradient, moments)
@@ -152,7 +162,7 @@ class OneBitAdam:
         """
         rest = self._pending.copy()
         if self.frozen:
-            rest[self._active] = self._undelivered(group)
+            rest[self._active] += self._undelivered(group, self._scaling(moments))
             self.reset()
             group.reduce([rest])
             fresh = np.where(moments.second > 0, np.float32(0), rest)
@@ -169,18 +179,17 @@ class OneBitAdam:
     def state(self) -> Mapping[str, NDArray[Any]]:
         """Return all that ranks must have equal, for the dense state, right after a flush.
 
-        The active values are bits. Their scaling is there only for layers; without, it is 1.
+        The active values are bits; their scaling follows from the moments.
         """
         active = np.zeros(self.size, np.bool_)
         active[self._active] = True
-        scaling = {"scaling": self._scaling.copy()} if self.layers else {}
         counts = [self.steps, self.variance_steps, self._refreshed, self._alert, self.frozen]
         return {
             "counts": np.array(counts, np.int64),
             "norms": np.array(self._norms, np.float64),
             "losses": np.array([self.drift.fast, self.drift.slow], np.float64),
+            "loss_variance": np.array([self.drift.variance], np.float64),
             "active": np.packbits(active),
-            **scaling,
         }
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -190,10 +199,19 @@ class OneBitAdam:
         self._norms.clear()
         self._norms.extend(state["norms"].tolist())
         self.drift.fast, self.drift.slow = state["losses"].tolist()
+        self.drift.variance = float(
+            state.get("loss_variance", [0.0])[0]
+        )  # states of earlier releases have none
         self._active = np.flatnonzero(np.unpackbits(state["active"], count=self.size))
-        self._scaling = state["scaling"].copy() if self.layers else np.ones(len(self._active), np.float32)
         self._exchange = TwoPhase(SignCodec(), len(self._active))
         self.reset()
+
+    def _interval(self) -> int:
+        """Return the steps between two refreshes of the variance now."""
+        if not self._alert:
+            return self.refresh_steps
+        since = self._window - self._alert  # the last jump
+        return 1 if since < self._window // WHOLE_PART else min(ALERT_STEPS, self.refresh_steps)
 
     def _is_steady(self, moments: Moments) -> bool:
         """Add the norm of the variance of the last step; return whether it is as it was a window ago."""
@@ -216,32 +234,30 @@ class OneBitAdam:
         """Exchange the values that have a variance from now on; nothing is undelivered."""
         self._active = np.flatnonzero(moments.second > 0)
         self._exchange = TwoPhase(SignCodec(), len(self._active))
-        self._scaling = np.ones(len(self._active), np.float32)
-        bounds = np.searchsorted(self._active, [0, *self.layers])
-        means = [
-            float(np.sqrt(np.mean(np.square(moments.first[self._active[a:b]], dtype=np.float64))))
-            if b > a
-            else 0.0
-            for a, b in itertools.pairwise(bounds)
-        ]
-        usual = float(np.mean([mean for mean in means if mean > 0] or [1.0]))
-        for a, b, mean in zip(bounds[:-1], bounds[1:], means, strict=True):
-            if mean > 0:
-                self._scaling[a:b] = usual / mean
+
+    def _scaling(self, moments: Moments) -> F32:
+        """Return the (A,) factors that make momenta steps of weights."""
+        scaling: F32 = 1 / (np.sqrt(moments.second[self._active]) + EPSILON)
+        return scaling
 
     def _compress(self, group: Collectives, gradient: F32, moments: Moments) -> None:
         """Exchange signs of the momentum; the gradient becomes g_eff."""
-        decay = np.float32(self.betas.first)
+        decay, scaling = np.float32(self.betas.first), self._scaling(moments)
         before = moments.first[self._active] * decay
-        part = (before / np.float32(group.size) + gradient[self._active] * (1 - decay)) * self._scaling
+        part = (before / np.float32(group.size) + gradient[self._active] * (1 - decay)) * scaling
         gradient[self._active] = 0
         if not np.isfinite(gradient).all():
             part[:1] = np.nan  # so that all ranks see it
         else:
             self._pending += gradient
+        most = np.float32(self._largest / math.sqrt(group.size))
+        beyond = np.flatnonzero((np.abs(part) > most) & np.isfinite(part))
+        bounded = np.clip(part[beyond], -most, most)
+        self._pending[self._active[beyond]] += (part[beyond] - bounded) / (scaling[beyond] * (1 - decay))
+        part[beyond] = bounded
         self._exchange.reduce(group, part)
         gradient.fill(0)
-        gradient[self._active] = (part / self._scaling - before) / (1 - decay)
+        gradient[self._active] = (part / scaling - before) / (1 - decay)
 
     def _refresh(self, group: Collectives, gradient: F32, moments: Moments) -> None:
         """Sum the whole gradient, and move the variance by its square."""
@@ -257,16 +273,16 @@ class OneBitAdam:
         """Return the weight of the variance as it stands if it is refreshed now."""
         return np.float32(self.betas.second ** min(max(self._refreshed, 1), CATCH_UP))
 
-    def _deliver(self, group: Collectives, gradient: F32) -> None:
-        """Add all that is undelivered to a gradient that has been summed; no residual is left."""
-        rest = self._undelivered(group)
+    def _deliver(self, group: Collectives, gradient: F32, scaling: F32) -> None:
+        """Add all that is undelivered, in units of `scaling`, to a summed gradient; no residual is left."""
+        rest = self._undelivered(group, scaling)
         self._exchange.reset()
         group.reduce([rest])
         gradient[self._active] += rest
 
-    def _undelivered(self, group: Collectives) -> F32:
+    def _undelivered(self, group: Collectives, scaling: F32) -> F32:
         """Return this rank's part of the residual of active values, in units of the gradient."""
-        rest: F32 = self._exchange.undelivered(group) / (self._scaling * np.float32(1 - self.betas.first))
+        rest: F32 = self._exchange.undelivered(group) / (scaling * np.float32(1 - self.betas.first))
         return rest
 
 

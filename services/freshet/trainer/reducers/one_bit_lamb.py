@@ -10,8 +10,9 @@ a second one that the reducer keeps from the gradients it reconstructs:
               within R_CHANGE of the last r;  rate x c_bar x r
 
 c_bar starts with the first c, r with 1. An Adam that takes a rate for each layer is the whole optimiser: u
-is its update, with bias correction. There is no weight decay. The momentum goes through `OneBitAdam`, scaled
-per layer. The constants are those of the authors' code in DeepSpeed, and c's bounds those of its defaults.
+is its update, with bias correction. There is no weight decay. The momentum goes through `OneBitAdam`, which
+scales it by the value, where the authors do it by the layer. The constants are those of the authors' code in
+DeepSpeed, and c's bounds those of its defaults.
 
 Letters: d floats of a gradient, L layers.
 """
@@ -55,9 +56,7 @@ class OneBitLamb:
     ) -> None:
         """`layers`: (L,) where each layer ends, rising, the last at d; the others as for `OneBitAdam`."""
         self.layers, self.epsilon = list(layers), epsilon
-        self.momentum = OneBitAdam(
-            layers[-1], betas, warmup_steps=warmup_steps, refresh_steps=refresh_steps, layers=layers
-        )
+        self.momentum = OneBitAdam(layers[-1], betas, warmup_steps=warmup_steps, refresh_steps=refresh_steps)
         self.ratios: F64 = np.ones(len(layers))  # c_bar
         self.changes: F64 = np.ones(len(layers))  # r
         self.fresh: F32 = np.zeros(layers[-1], np.float32)  # v_fresh, while the variance is frozen

@@ -89,13 +89,23 @@ class TwoPhase:
         self._sent.fill(0)
         self._owned.fill(0)
 
+    def rescale(self, factors: F32) -> None:
+        """Multiply residuals by (d,) factors, as those of later gradients are in other units."""
+        padded = self._zeros(0, self.groups)
+        padded.reshape(-1)[: self.size] = factors
+        self._sent *= padded
+        if self._place is not None:
+            rank, ranks = self._place
+            bounds = self._bounds(ranks)
+            self._owned *= padded[bounds[rank] : bounds[rank + 1]]
+
     def wire_bytes(self, ranks: int) -> int:
         """Return the bytes that `ranks` ranks send in a step, all together."""
         return 2 * (ranks - 1) * self.groups * self.codec.group_bytes
 
     def _settle(self, group: Collectives) -> Sequence[int]:
         """Return (n + 1,) where the groups of each owner start, and allocate residuals of own groups."""
-        bounds = [self.groups * j // group.size for j in range(group.size + 1)]
+        bounds = self._bounds(group.size)
         place = (group.rank, group.size)
         if place != self._place:
             if self._owned.any() or self._sent.any():
@@ -103,6 +113,9 @@ class TwoPhase:
             self._owned = self._zeros(bounds[group.rank], bounds[group.rank + 1])
             self._place = place
         return bounds
+
+    def _bounds(self, ranks: int) -> Sequence[int]:
+        return [self.groups * j // ranks for j in range(ranks + 1)]
 
     def _encode(self, values: F32, residual: F32, first: int) -> tuple[U8, F32]:
         """Encode values + residual, (G, S) in groups from `first` on.

@@ -164,14 +164,12 @@ class AdamReducer:
     """
 
     def __init__(self, size: int, refresh_steps: int) -> None:
-        self.inner = OneBitAdam(size, refresh_steps=refresh_steps, layers=[size])
-        self.moments = Moments(np.zeros(size, np.float32), np.ones(size, np.float32))
+        self.inner = OneBitAdam(size, refresh_steps=refresh_steps)
+        self.moments = Moments(np.zeros(size, np.float32), np.linspace(0.5, 2, size, dtype=np.float32))
         self.moments.second[50:60] = 0
-        active = np.flatnonzero(self.moments.second)
         bits = np.packbits(self.moments.second > 0)
         counts = np.array([1000, 1000, 0, 0, True])
-        scaling = np.linspace(0.5, 2, len(active), dtype=np.float32)
-        self.inner.load_state({**self.inner.state(), "counts": counts, "active": bits, "scaling": scaling})
+        self.inner.load_state({**self.inner.state(), "counts": counts, "active": bits})
 
     def join(self, other: AdamReducer) -> None:
         """Load the state of another rank."""
