@@ -12,6 +12,7 @@ B buckets of the model.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +23,11 @@ import structlog
 
 from freshet.errors import Corrupt, DataLost, Fenced, FreshetError, Unavailable
 from freshet.log.context import ModelContext
-from freshet.paramserver.flusher import Flusher
+from freshet.paramserver.flusher import PART_OF_BOUND, Flusher
 from freshet.rows.service import KeyGroup
 from freshet.rows.store import RowStore, StoreIdentity
 from freshet.tables import Store
+from freshet.tables.store import INDEX_BYTES
 from freshet.types import I64, Bucket, BucketMeta, Fence, RowRuns, TimeMs, TopicPartition
 
 log = structlog.get_logger("freshet.paramserver")
@@ -301,15 +303,30 @@ class OwnedBuckets:
 
     def _begin_loading(self, claimed: Mapping[Bucket, BucketMeta], fence: Fence) -> None:
         """Serve these buckets, of which memory holds no row yet, and have them loaded."""
-        size = max(1, self._buckets // PARTS)
-        ordered = sorted(claimed)
-        for low in range(0, len(ordered), size):
-            part = _Part(fence, {bucket: claimed[bucket] for bucket in ordered[low : low + size]})
+        for buckets in self._parts_to_load(claimed):
+            part = _Part(fence, {bucket: claimed[bucket] for bucket in buckets})
             for bucket, meta in part.metas.items():
                 self._store.begin_loading(bucket, meta.applied, meta.clock_ms, fence)
             with self._lock:  # last: a bucket that is loaded before `begin_loading` would lose rows
                 self._part_of.update(dict.fromkeys(part.metas, part))
                 self._waiting.append(part)
+
+    def _parts_to_load(self, claimed: Mapping[Bucket, BucketMeta]) -> Sequence[Sequence[Bucket]]:
+        """Return the buckets in parts. Rows stay in memory while their bucket loads, so where rows need not
+        fit in memory, those of a part take a small share of it."""
+        size, most = max(1, self._buckets // PARTS), math.inf
+        if (bound := self._store.memory_bound) is not None:
+            row_bytes = max(self._store.resident_bytes(t) + INDEX_BYTES for t in self._store.tables)
+            most = bound * PART_OF_BOUND / row_bytes
+        parts: list[list[Bucket]] = []
+        rows = 0
+        for bucket in sorted(claimed):
+            rows += claimed[bucket].rows
+            if not parts or len(parts[-1]) == size or rows > most:
+                parts.append([])
+                rows = claimed[bucket].rows
+            parts[-1].append(bucket)
+        return parts
 
     def _import(
         self, buckets: Sequence[Bucket], imported: Callable[[RowRuns], None], stopped: Callable[[], bool]

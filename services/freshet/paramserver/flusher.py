@@ -352,6 +352,7 @@ class Flusher:
         self._writer = context.log.writer()
         self._rows_next = [0] * ROWS_PARTITIONS
         self._unanswered: Flush | None = None  # copied, and not known to be written
+        self._lost_copy = False  # rows were copied as flushed, and the copy is gone
         self.wire = RowWire(context.layout.scalars)
         self._codec = rows_codec(spec.train.publish_codec)
         self._changed_s = self._clock.monotonic()  # when a row was last seen to have changed
@@ -462,12 +463,32 @@ class Flusher:
         n = min(len(owned), max(1, math.ceil(changed / (bound * PART_OF_BOUND))))
         return [owned[len(owned) * i // n : len(owned) * (i + 1) // n] for i in range(n)]
 
+    def _whole_parts(self, buckets: I64) -> Iterable[Sequence[Bucket]]:
+        """Return (K,) buckets in parts, each of few rows if rows need not fit in memory."""
+        if (bound := self._store.memory_bound) is None:
+            return [buckets.tolist()]
+        most = max(1, int(bound * PART_OF_BOUND) // max(map(self._store.record_bytes, self._store.tables)))
+        part = np.cumsum(self.book.rows[buckets]) // most
+        return [of.tolist() for of in np.split(buckets, np.flatnonzero(np.diff(part)) + 1)]
+
     def _copied(self, collect: Callable[[], Flushed], *, whole: bool) -> Flush:
         """Copy and publish changed rows; the flush is kept until the row store has answered."""
         with self._publishing:
             # Later deltas are at or past these offsets, so readers follow from them.
             offsets = np.array(self._rows_next, np.int64)
-            self._unanswered = self.book.next_flush(collect(), offsets, whole=whole)
+            if self._lost_copy:
+                raise FreshetError(
+                    "rows that an earlier flush had copied are lost: this process must end, so that the next "
+                    "owner of its buckets replays them from the log"
+                )
+            try:
+                flushed = collect()
+            except (
+                BaseException
+            ):  # the store counts what was copied as flushed: its offsets must not be written
+                self._lost_copy = True
+                raise
+            self._unanswered = self.book.next_flush(flushed, offsets, whole=whole)
             self._publish_all()
             return self._unanswered
 
@@ -491,7 +512,8 @@ class Flusher:
             self._counts.replaced_buckets += len(flush.buckets)
         if len(again):  # the store's meta is not this owner's last (PROTOCOL 11)
             log.warning("buckets are written whole: the row store lost or mixed writes", buckets=len(again))
-            self._write(self._copied(lambda: self._store.collect_whole(again.tolist()), whole=True))
+            for part in self._whole_parts(again):
+                self._write(self._copied(partial(self._store.collect_whole, part), whole=True))
 
     # --- publish
 

@@ -95,14 +95,15 @@ void ColdFile::release_one(uint32_t page) {
   free_.emplace_hint(next, page, length);
 }
 
-bool ColdFile::take(size_t n, std::vector<uint32_t>& pages) {
+bool ColdFile::take(size_t n, size_t returned, size_t kept, std::vector<uint32_t>& pages) {
   const std::lock_guard lock(mutex_);
+  while (free_pages_ < n || (returned < n && free_pages_ + returned < n + kept))
+    if (!extend()) return false;
   const auto fits = [&] {
     return std::find_if(free_.begin(), free_.end(), [&](const auto& run) { return run.second >= n; });
   };
   auto run = fits();
   if (run == free_.end() && extend()) run = fits();
-  if (run == free_.end() && free_pages_ < n) return false;
   if (run == free_.end()) run = free_.begin();  // in pieces
   for (size_t left = n; left > 0;) {
     const auto [first, length] = *run;

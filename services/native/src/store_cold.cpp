@@ -59,7 +59,7 @@ ColdCounts Store::cold_counts() const {
   out.pages_read = cold_->pages_read;
   out.pages_written = cold_->pages_written;
   out.waits = cold_->waits;
-  out.full = cold_->full;
+  out.full = is_full();
   for (uint32_t b = 0; b < spec_.buckets; b++) {
     const std::lock_guard lock(states_[b].lock);
     for (const auto& group : groups_)
@@ -123,19 +123,27 @@ void Store::take_cold(Group& group, uint32_t bucket, ColdRecord record) {
 // Wait while the limit of memory is passed and rows can leave, or once if `briefly`. Otherwise memory must do: who
 // publishes may wait for us.
 void Store::wait_for_room(bool briefly) {
-  const auto short_of = [&] { return hot_bytes() > cold_->spec.memory_bytes && !cold_->full && !cold_->stuck; };
+  const auto short_of = [&] { return hot_bytes() > cold_->spec.memory_bytes && !is_full() && !cold_->stuck; };
   if (hot_bytes() > static_cast<size_t>(static_cast<double>(cold_->spec.memory_bytes) * kSpillFrom))
     cold_->wake.notify_one();
-  if (!short_of()) return;
+  if (hot_bytes() <= cold_->spec.memory_bytes) return;
   // A serving store goes on after a fault until another takes its place.
-  const auto ended = [&] { return !spec_.serving && !cold_->fault.empty(); };
+  const auto check = [&] {
+    if (!spec_.serving && !cold_->fault.empty()) throw ColdFault(cold_->fault);
+  };
   std::unique_lock lock(cold_->mutex);
-  if (ended()) throw ColdFault(cold_->fault);
+  check();
+  if (!short_of()) return;
   cold_->waits++;
   do {
     cold_->wake.notify_one();
     cold_->room.wait_for(lock, kSpillPause);
-  } while (!briefly && short_of() && !ended());
+    check();
+  } while (!briefly && short_of());
+}
+
+bool Store::is_full() const {
+  return std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->cold->full.load(); });
 }
 
 void Store::fetch_spans(Group& group, std::vector<KeySpan> spans, const uint64_t* keys, const uint8_t* tables,
@@ -359,8 +367,10 @@ void Store::bring(Group& group, uint32_t bucket, bool all) {
       [&](const ColdRecord& record) {
         const ColdBin& bin = group.cold->bin(bucket);
         if ((all || record.dirty(bin.epoch)) && !bin.erased.contains(record.id()) &&
-            group.find(group.bin(bucket), record.key(), record.table()) == Group::kNone)
+            group.find(group.bin(bucket), record.key(), record.table()) == Group::kNone) {
           take_cold(group, bucket, record);
+          cold_->fetched++;
+        }
       });
 }
 

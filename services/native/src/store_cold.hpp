@@ -22,7 +22,7 @@ struct Store::Cold {
   std::mutex mutex;
   std::condition_variable wake, room;
   std::atomic<bool> stop{false};
-  std::atomic<bool> full{false}, stuck{false};  // stuck: all rows in memory wait to be published, or are in use
+  std::atomic<bool> stuck{false};  // all rows in memory wait to be published, or are in use
   std::atomic<int64_t> fetched{0}, spilled{0}, pages_read{0}, pages_written{0}, waits{0};
   std::string fault;  // the first one
   // Held while rows of a bucket leave memory, and by one who has seen them leave too often while it needed them. Comes

@@ -142,6 +142,7 @@ FlushBatch Store::collect_flush(const std::vector<uint32_t>& buckets, bool whole
   for (const uint32_t b : buckets) check_bucket(b);
   if (std::adjacent_find(buckets.begin(), buckets.end(), std::greater_equal<>()) != buckets.end())
     throw std::invalid_argument("buckets of a flush must rise");
+  check_cold();  // rows that an earlier flush copied before a fault were not written: no offsets may pass them
   Taker taker(*this, out.runs);
   for (const uint32_t b : buckets) {
     BucketState& state = states_[b];

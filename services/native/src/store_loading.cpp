@@ -91,6 +91,7 @@ void Store::import_unread(const RunsView& runs, int64_t fence) {
     const uint32_t packed = group.layout.packed_bytes();
     const uint8_t *keys = runs.of(run), *records = keys + run.keys_bytes();
     BucketState& state = states_[run.bucket];
+    if (cold_) wait_for_room();
     for (uint32_t first = 0; first < run.rows; first += kTakenAtOnce) {
       const std::lock_guard lock(state.lock);
       if (!state.loading || state.loading->fence != fence) break;

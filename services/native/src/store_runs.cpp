@@ -43,6 +43,7 @@ void Store::import_runs(const RunsView& runs) {
     Group& group = *groups_[group_of(table)];
     const uint32_t packed = group.layout.packed_bytes();
     const uint8_t *keys = runs.of(run), *records = keys + run.keys_bytes();
+    if (cold_) wait_for_room();
     std::vector<uint64_t> found;  // keys as they are aligned
     if (cold_)
       for (uint32_t i = 0; i < run.rows; i++) found.push_back(load_key(keys, i));

@@ -38,7 +38,7 @@ struct Store::Spill {
 };
 
 // Under the bucket's lock: choose what goes. Rows that the disk holds as they are leave at once, and count in `gone`.
-void Store::plan_spill(Group& group, uint32_t bucket, size_t want, Spill& spill, size_t& gone) {
+void Store::plan_spill(Group& group, uint32_t bucket, size_t want, bool full, Spill& spill, size_t& gone) {
   ColdRows& cold = *group.cold;
   ColdBin& bin = cold.bin(bucket);
   Bin& rows = group.bin(bucket);
@@ -71,11 +71,11 @@ void Store::plan_spill(Group& group, uint32_t bucket, size_t want, Spill& spill,
     bin.next_version();
     group.shrink(rows, bucket);
   }
-  want = std::min(want - gone, changed.size());
+  want = full ? 0 : std::min(want - gone, changed.size());
   if (want > cold.rows_of_page()) want -= want % cold.rows_of_page();  // whole pages
   spill.merge = bin.log_rows + want > cold.log_limit(bin) ||
                 bin.log.size() + want / cold.rows_of_page() + 1 > ColdRows::kMostLogPages ||
-                bin.erased.size() * 4 > bin.base_rows + 64;
+                bin.erased.size() * 8 > bin.base_rows + 64;
   if (want == 0 && !(spill.merge && bin.log_rows + bin.erased.size() > 0)) return;
   spill.version = bin.version;
   spill.epoch = bin.epoch;
@@ -97,7 +97,8 @@ void Store::plan_spill(Group& group, uint32_t bucket, size_t want, Spill& spill,
   }
 }
 
-size_t Store::spill(Group& group, uint32_t bucket, size_t want) {
+// full: rows that the disk does not hold stay, but pages are merged that return some.
+size_t Store::spill(Group& group, uint32_t bucket, size_t want, bool full) {
   ColdRows& cold = *group.cold;
   BucketState& state = states_[bucket];
   Spill spill;
@@ -105,7 +106,8 @@ size_t Store::spill(Group& group, uint32_t bucket, size_t want) {
   {
     const std::lock_guard lock(state.lock);
     if (state.loading || cold.bin(bucket).damaged) return 0;
-    plan_spill(group, bucket, want, spill, gone);
+    plan_spill(group, bucket, want, full, spill, gone);
+    cold_->spilled += static_cast<int64_t>(gone);
     if (spill.version == 0) return gone;
   }
   const size_t page_bytes = cold.file.page_bytes();
@@ -155,8 +157,10 @@ size_t Store::spill(Group& group, uint32_t bucket, size_t want) {
     }
   }
   std::vector<uint32_t> numbers;
-  cold_->full = !cold.file.take(n_pages, numbers);
-  if (cold_->full) return gone;
+  const bool fits = cold.file.take(n_pages, spill.log.size() + spill.base.size(), cold.pages_of_merge(), numbers);
+  if (!fits) cold.full = true;
+  if (!fits) return gone;
+  if (!spill.merge) cold.full = false;  // a merge may fit where rows that leave memory do not
   transfers.clear();
   for (size_t i = 0; i < n_pages; i++) {
     builders[i].seal();
@@ -243,6 +247,7 @@ void Store::spill_loop() {
   std::unique_lock lock(cold_->mutex);
   while (!cold_->stop) {
     if (static_cast<double>(hot_bytes()) <= limit * kSpillFrom) {
+      for (const auto& group : groups_) group->cold->full = false;
       cold_->wake.wait_for(lock, std::chrono::milliseconds(100));
       continue;
     }
@@ -251,7 +256,11 @@ void Store::spill_loop() {
       const size_t gone = spill_round();
       lock.lock();
       cold_->stuck = gone == 0;
-      if (gone == 0) cold_->wake.wait_for(lock, kSpillPause * (cold_->full ? 250 : 10));
+      // Lanes that are short of memory notify: that frees no page of a full disk.
+      if (gone == 0 && is_full())
+        cold_->wake.wait_for(lock, kSpillPause * 250, [&] { return cold_->stop.load(); });
+      else if (gone == 0)
+        cold_->wake.wait_for(lock, kSpillPause * 10);
     } catch (const std::exception& error) {
       if (!lock.owns_lock()) lock.lock();
       if (cold_->fault.empty()) cold_->fault = error.what();
@@ -273,19 +282,23 @@ size_t Store::spill_round() {
       cold_->movable = 0;
     }
     const double used = static_cast<double>(hot_bytes());
-    if (used <= limit * kSpillTo || cold_->stop || (cold_->full && n > 0)) break;
+    if (used <= limit * kSpillTo || cold_->stop) break;
     const double share = std::max(1.0 - limit * kSpillTo / used, kLeastShare);
     const uint32_t bucket = cold_->cursor++ & (spec_.buckets - 1);
     for (const auto& group : groups_) {
       size_t rows;
+      bool erased;
       {
         const std::lock_guard held(states_[bucket].lock);
         rows = group->bin(bucket).rows;
+        erased = !group->cold->bin(bucket).erased.empty();
       }
       const std::lock_guard moving(cold_->moving);
-      if (rows == 0) continue;
+      if (rows == 0 && !erased) continue;
       try {
-        gone += spill(*group, bucket, static_cast<size_t>(share * static_cast<double>(rows)) + 1);
+        // One bucket a round finds out whether the disk has pages again.
+        const bool full = group->cold->full && n % spec_.buckets > 0;
+        gone += spill(*group, bucket, static_cast<size_t>(share * static_cast<double>(rows)) + 1, full);
       } catch (const ColdFault& fault) {
         if (!spec_.serving) throw;
         fail(fault);  // its other buckets serve until the table is replaced

@@ -314,6 +314,44 @@ TEST(Cold, GoesOnInMemoryWhileTheDiskIsFull) {
   EXPECT_TRUE(store.cold_counts().full);
 }
 
+TEST(Cold, ReturnsPagesOfRemovedRowsWhileTheDiskIsFull) {
+  StoreSpec spec = spec_of({counting_slot(16)});
+  spec.consumed = {false, false};
+  spec.tables = {{0, 1'000'000, 0, 1}};
+  Store store(spec);
+  store.keep_cold({folder(), 2'000'000, 64 << 20});
+  int64_t turn = 0;
+  for (int64_t full = 0; full < 60; full += store.cold_counts().full, turn++) {
+    const auto first = static_cast<uint64_t>(1 + 5'000 * turn);
+    const Batch batch(numbered(first, first + 5'000));
+    ASSERT_EQ(push(store, batch, 0, turn, std::vector<float>(5'000 * 16, 1.0f), turn * 10'000), Pushed::applied);
+  }
+  const int64_t most = store.cold_counts().bytes_in_use;
+  while (!store.evict((turn + 90) * 10'000, 100'000).finished) {  // the rows of some ten pushes stay
+  }
+  ASSERT_LT(store.rows(0), 60'000);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while ((store.cold_counts().full || store.cold_counts().bytes_in_use > most / 2) &&
+         std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_FALSE(store.cold_counts().full);
+  EXPECT_LT(store.cold_counts().bytes_in_use, most / 2);
+}
+
+TEST(Cold, IsLoadedWithinItsMemory) {
+  StoreSpec spec = spec_of({counting_slot(16)});
+  spec.consumed = {false, true};
+  Store whole(spec), tiered(spec);
+  ASSERT_EQ(push(whole, Batch(numbered(1, 100'001)), 0, 0, std::vector<float>(100'000 * 16, 1.0f)), Pushed::applied);
+  const FlushBatch stored = whole.collect_flush(all_buckets(whole), true);
+  constexpr size_t kMemory = 1'000'000;
+  tiered.keep_cold(tight(kMemory));
+  tiered.import_runs(stored.runs.view());
+  const size_t a_run = whole.bytes() / 16;  // the last one comes after the last wait
+  EXPECT_LT(tiered.bytes(), kMemory + 2 * a_run);
+  ASSERT_EQ(difference(tiered.collect_flush(all_buckets(tiered), true), stored), "applied");
+}
+
 // The descriptor of this process's file of cold rows, which has no name.
 int cold_descriptor() {
   for (int fd = 3; fd < 1024; fd++) {
@@ -332,6 +370,22 @@ void damage(size_t pages, size_t nth = 1) {
   const auto end = std::min<size_t>(pages * 4096, static_cast<size_t>(lseek(fd, 0, SEEK_END)));
   for (size_t at = 100; at < end; at += nth * 4096) ASSERT_EQ(pwrite(fd, "x", 1, static_cast<off_t>(at)), 1);
   close(fd);
+}
+
+TEST(Cold, FlushesNothingAfterAFault) {
+  StoreSpec spec = spec_of({counting_slot(16)});
+  Store store(spec);
+  store.keep_cold(tight());
+  std::vector<uint64_t> keys = numbered(1, 10'001);
+  std::erase_if(keys, [](uint64_t key) { return key >> 60 == 0; });  // bucket 0 of 16 stays empty
+  const std::vector<float> gradients(keys.size() * 16, 1.0f);
+  ASSERT_EQ(push(store, Batch(keys), 0, 0, gradients), Pushed::applied);
+  store.collect_publish(10'000);
+  wait_until_spilled(store, 5'000);
+  damage(SIZE_MAX / 4096);
+  EXPECT_THROW(store.collect_flush(all_buckets(store), false), ColdFault);
+  // The rows that were copied before the fault count as flushed, so no offsets may pass them.
+  EXPECT_THROW(store.collect_flush({0}, false), ColdFault);
 }
 
 TEST(Cold, ServesOtherRowsThanThoseOfADamagedPage) {

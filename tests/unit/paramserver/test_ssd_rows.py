@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +12,18 @@ import pytest
 from freshet.apps.row_memory import shard_rows_bound
 from freshet.config.settings import load_settings
 from freshet.config.spec.layout import layout_of
-from freshet.errors import ConfigError
+from freshet.errors import ConfigError, FreshetError
 from freshet.log import EventLog
+from freshet.log.context import ModelContext
+from freshet.paramserver.shard import Shard
+from freshet.rows.grpc.frames import key_group
+from freshet.rows.service import Push
 from freshet.rows.sqlite.row_store import SqliteRowStore
+from freshet.rows.store import FlushOutcome
 from freshet.tables import RowsBound, Store
 from freshet.testing.conditions import wait_until
 from freshet.testing.contracts.rowservice import WIDTH, look_up, push_of
-from freshet.types import U8, Flush
+from freshet.types import U8, Bucket, Fence, Flush, OffsetRange, RowRuns, TimeMs
 from tests.fixtures.shards import PARSED, loaded
 from tests.fixtures.tables import disk_folder
 
@@ -56,6 +62,86 @@ def test_changed_rows_on_disk_are_flushed_in_parts(
     read = np.array(list(look_up(again, keys, create=False).values()))
     assert read.shape == (len(keys), WIDTH)
     assert np.abs(read + 1.0).max() < 0.1
+    rows.close()
+
+
+def test_buckets_are_replaced_in_parts(
+    log: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a failover that took a round's writes back: all at once would be all rows in memory."""
+    rows = SqliteRowStore(tmp_path / "rows.sqlite")
+    shard = loaded(log, rows, 10, bound=bound_of(100_000))
+    keys = [(0, key * 0x9E3779B97F4A7C15 % (1 << 64)) for key in range(1, 4_001)]
+    shard.push(push_of({0: (0, 1)}, dict.fromkeys(keys, [1.0] * WIDTH)))
+    shard.flush()
+    whole: list[int] = []
+    write = rows.flush
+
+    def replaced(flush: Flush) -> U8:
+        if not flush.whole:
+            return np.full(len(flush.buckets), FlushOutcome.REPLACE, np.uint8)
+        whole.append(flush.runs.rows)
+        return write(flush)
+
+    monkeypatch.setattr(rows, "flush", replaced)
+    shard.flush()
+    assert max(whole) < len(keys) / 2
+    assert sum(whole) == len(keys)
+    assert shard.buckets.count_stored().sum() == len(keys)
+    rows.close()
+
+
+def test_rows_that_load_take_a_part_of_the_memory(
+    log: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, spec = SqliteRowStore(tmp_path / "rows.sqlite"), replace(PARSED, buckets=512)
+    shard = loaded(log, rows, 10, spec=spec)
+    keys = np.sort(np.arange(1, 4_001, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    group = key_group(0, keys, np.zeros(len(keys), np.uint8), spec.buckets)
+    push = Push(
+        (OffsetRange(0, 0, 1),), Fence(10), TimeMs(5), [group], [np.ones((len(keys), WIDTH), np.float32)]
+    )
+    assert shard.push(push)
+    shard.flush()
+    shard.stop(flush=False)
+    made = Shard(ModelContext.open(spec, "hash", log), rows, fence=Fence(11), bound=bound_of(100_000))
+    made.buckets.claim([Bucket(b) for b in range(spec.buckets)], Fence(11))
+    read: list[int] = []
+    scan = rows.scan
+
+    def counted(buckets: Sequence[Bucket]) -> Iterator[RowRuns]:
+        read.append(len(buckets))
+        return scan(buckets)
+
+    monkeypatch.setattr(rows, "scan", counted)
+    while made.buckets.loading():
+        made.buckets.load_next_part()
+    assert sum(read) == spec.buckets
+    assert max(read) < spec.buckets / 16
+    assert made.store.rows()[0] == len(keys)
+    rows.close()
+
+
+def test_no_flush_follows_one_that_lost_its_copy(
+    log: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store counts as flushed what was copied: another flush would write offsets without these rows."""
+    rows = SqliteRowStore(tmp_path / "rows.sqlite")
+    shard = loaded(log, rows, 10)
+    collect = shard.store.collect_flush
+
+    def lost(*buckets: Sequence[Bucket]) -> None:
+        collect(*buckets)
+        raise MemoryError("the copy")
+
+    shard.push(push_of({0: (0, 1)}, {(0, 7): [1.0] * WIDTH}))
+    with monkeypatch.context() as patched:
+        patched.setattr(shard.store, "collect_flush", lost)
+        with pytest.raises(MemoryError):
+            shard.flush()
+    with pytest.raises(FreshetError, match="lost: this process must end"):
+        shard.flush()
+    assert shard.buckets.count_stored().sum() == 0
     rows.close()
 
 

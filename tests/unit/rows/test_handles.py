@@ -68,13 +68,14 @@ def test_kept_bytes_are_bounded() -> None:
 
 def test_kept_keys_do_not_keep_their_message() -> None:
     message = np.arange(1 << 20, dtype=np.uint64)
-    lists = PooledLists(*(message[:8].view(kind)[:2] for kind in (np.int32, np.int32, np.uint32)))
+    rows, counts = message[:8].view(np.int32)[:2], message[:8].view(np.uint32)[:2]
+    lists = PooledLists(rows, rows, counts)
     group = KeyGroup(
         0, message[:2], message[2:3].view(np.uint8)[:2], message[3:4].view(np.uint32), lists=lists
     )
     kept, released = KeptKeys(), weakref.ref(message)
     kept.add([group])
-    del message, group, lists
+    del message, group, lists, rows, counts
     assert len(kept) == 1
     assert released() is None
 

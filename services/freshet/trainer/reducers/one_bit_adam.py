@@ -237,7 +237,7 @@ class OneBitAdam:
 
     def _scaling(self, moments: Moments) -> F32:
         """Return the (A,) factors that make momenta steps of weights."""
-        scaling: F32 = 1 / (np.sqrt(moments.second[self._active]) + EPSILON)
+        scaling: F32 = np.float32(1) / (np.sqrt(moments.second[self._active]) + EPSILON)
         return scaling
 
     def _compress(self, group: Collectives, gradient: F32, moments: Moments) -> None:

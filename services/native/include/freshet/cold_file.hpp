@@ -58,8 +58,8 @@ class ColdFile {
 
   size_t page_bytes() const { return page_bytes_; }
   // Append the numbers of `n` free pages, in a row where there are such; none and false if the budget or the
-  // disk has no more.
-  bool take(size_t n, std::vector<uint32_t>& pages);
+  // disk has no more. `returned`: pages that come back afterwards; where fewer come back than go, `kept` stay free.
+  bool take(size_t n, size_t returned, size_t kept, std::vector<uint32_t>& pages);
   void release(const uint32_t* pages, size_t n);
   // Pages in a row with buffers in a row are one transfer.
   void read(const Transfer* transfers, size_t n) const { transfer(transfers, n, false); }  // throws ColdFault

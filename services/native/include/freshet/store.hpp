@@ -363,13 +363,14 @@ class Store {
     std::vector<std::vector<uint8_t>> records;
   };
   std::pair<ColdScan, std::unique_lock<SpinLock>> lock_scanned(uint32_t bucket);
+  bool is_full() const;
   void wait_for_room(bool briefly = false);
   void fail(const ColdFault& fault) const;
   ColdFault damaged(uint32_t page, uint32_t bucket) const;
   size_t hot_bytes() const;
   struct Spill;
-  void plan_spill(Group& group, uint32_t bucket, size_t want, Spill& spill, size_t& gone);
-  size_t spill(Group& group, uint32_t bucket, size_t want);
+  void plan_spill(Group& group, uint32_t bucket, size_t want, bool full, Spill& spill, size_t& gone);
+  size_t spill(Group& group, uint32_t bucket, size_t want, bool full);
   size_t finish_spill(Group& group, uint32_t bucket, const Spill& spill,
                       const std::vector<ColdRows::Builder>& builders);
   void drop_to_disk(Group& group, uint32_t bucket, uint32_t slot, bool& relist);

@@ -97,6 +97,7 @@ class ColdRows {
            uint32_t buckets);
 
   ColdFile file;
+  std::atomic<bool> full{false};  // no pages were left for rows that would leave memory
   ColdBin& bin(uint32_t bucket) { return bins_[bucket]; }
   uint32_t record_bytes() const { return record_bytes_; }
   uint32_t rows_of_page() const { return rows_of_page_; }
@@ -135,6 +136,9 @@ class ColdRows {
   };
 
   size_t base_pages_for(size_t rows) const;
+  // Pages that the merge of any bucket needs before it frees that bucket's old ones. If other pages took these, no
+  // merge would be possible any more, and pages of rows that are out of date or removed would stay for ever.
+  size_t pages_of_merge() const { return most_base_ + most_base_ / 2 + 8; }
   // Rows that the log may have before it is merged.
   size_t log_limit(const ColdBin& bin) const {
     return std::clamp<size_t>(bin.base_rows / 4, 64, size_t{kMostLogPages} * rows_of_page_);
@@ -158,6 +162,7 @@ class ColdRows {
 
   uint32_t record_bytes_, rows_of_page_;
   std::atomic<size_t> bytes_{0};
+  size_t most_base_ = 0;  // pages of the largest base so far; the moving thread's
   double fullest_;
   std::vector<ColdBin> bins_;
 };

@@ -80,12 +80,13 @@ class Workers:
 
     def scaling(self) -> F64:
         """Return what makes momenta steps."""
-        return np.where(self.v > 0, 1 / (np.sqrt(self.v) + EPSILON), 0)
+        scaling: F64 = np.where(self.v > 0, 1 / (np.sqrt(self.v) + EPSILON), 0)
+        return scaling
 
     def errors(self, scaling: F64) -> F64:
         """Return all that is undelivered, in units of the gradient, and forget it."""
         errors = self.worker_errors.sum(axis=0) + self.owner_errors
-        rest = np.divide(errors, scaling * (1 - BETAS.first), out=np.zeros(SIZE), where=self.known > 0)
+        rest: F64 = np.divide(errors, scaling * (1 - BETAS.first), out=np.zeros(SIZE), where=self.known > 0)
         self.worker_errors[:] = 0
         self.owner_errors[:] = 0
         return rest
@@ -120,9 +121,9 @@ class Workers:
                 whole = whole + self.errors(before)
                 self.known = (self.v > 0).astype(float)
             else:
-                ratio = np.divide(self.scaling(), before, out=np.zeros(SIZE), where=self.known > 0)
-                self.worker_errors *= ratio
-                self.owner_errors *= ratio
+                change = np.divide(self.scaling(), before, out=np.zeros(SIZE), where=self.known > 0)
+                self.worker_errors *= change
+                self.owner_errors *= change
             return whole, True
         out, scaling = self.known == 0, self.scaling()
         self.waiting[:, out] += g[:, out]
