@@ -162,7 +162,7 @@ def transaction(connection: sqlite3.Connection, path: Path, doing: str) -> Itera
     try:
         with translated(path, f"{doing}; it is not known whether it was written"):
             connection.execute("COMMIT")
-    except FreshetError:
+    except BaseException:  # an open transaction would refuse all later ones of this connection
         _roll_back(connection)
         raise
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from freshet import _native
 from freshet.evaluation.descriptors import COARSE_BITS, MEASURES, Cells, bins_of_logits, logits_of
+from freshet.features.hashing import hash_text
 from freshet.types import F32, F64, I64, U8, U64, Bool
 
 # --- Grouping: numpy computes each sample's summands, the native core adds them up by cell.
@@ -308,6 +309,14 @@ class Table:
             self.keys[mask], self.sums[mask], index[self.cell[kept]], self.bin[kept], self.counts[kept]
         )
 
+    def of_fields(self, fields: Sequence[int | None]) -> Table:
+        """Return the cells of these fields, numbered by their positions; None is a field without cells."""
+        new = {field: i for i, field in enumerate(fields) if field is not None}
+        kept = self.where(np.isin(self.keys["field"], list(new)))
+        keys = kept.keys.copy()
+        keys["field"] = [new[field] for field in kept.keys["field"].tolist()]
+        return self._grouped(keys, kept.sums, kept.cell, kept.bin, kept.counts)
+
     def moved_to(self, window: int) -> Table:
         """Add all windows up into one, in their order."""
         if not len(self.keys):
@@ -492,16 +501,23 @@ class Measures:
             "bin": table.bin.copy(),
             "counts": table.counts.copy(),
             "times": np.array([self._newest_ms, self._closed_ms, self.window_ms], np.int64),
+            "segments": _hashed(self.segments),
         }
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore the arrays of `state`, of the shapes it returns.
 
-        Windows of another length count in `total` only. States written before `weight_squares` existed get Σ
-        w in its place, which is equal where all weights are 1. Raises ValueError if an array that `state`
-        writes for these segments is missing.
+        Windows of another length count in `total` only; segments that the state lacks begin without samples,
+        and those of the state that are not measured any more are left out. States written before
+        `weight_squares` existed get Σ w in its place, which is equal where all weights are 1; those before
+        `segments` have other segments if there are more or fewer. Raises ValueError if an array that `state`
+        writes is missing.
         """
-        missing = [name for name in self.state() if name not in state]
+        stored = [name for name in state if name.startswith("known/")]
+        same = _hashed(self.segments) if len(stored) == len(self.segments) else _hashed(())
+        places = {h: i for i, h in enumerate(state.get("segments", same).tolist()) if f"known/{i}" in state}
+        own = [places.get(h) for h in _hashed(self.segments).tolist()]
+        missing = [n for n in self.state() if n not in state and n != "segments" and n[:6] != "known/"]
         sums = state.get("sums", np.empty((0, 0)))
         if sums.shape[1:] == (len(SUMS) - 1,):
             sums = np.column_stack([sums, sums[:, SUMS.index("weight")]])
@@ -512,8 +528,9 @@ class Measures:
         keys = np.empty(len(state["window"]), KEY)
         for name in ("window", "label", "field", "value"):
             keys[name] = state[name]
-        self._table = Table(keys, sums, state["cell"], state["bin"], state["counts"])
-        self._known = [np.array(state[f"known/{i}"]) for i in range(len(self.segments))]
+        table = Table(keys, sums, state["cell"], state["bin"], state["counts"])
+        self._table = table.of_fields([0, *(None if i is None else i + 1 for i in own)])
+        self._known = [np.array(state[f"known/{i}"] if i is not None else [], np.uint64) for i in own]
         self._newest_ms, self._closed_ms, window_ms = (int(t) for t in state["times"])
         if window_ms != self.window_ms:
             self._table = self._table.moved_to(TOTAL)
@@ -556,6 +573,11 @@ class Measures:
 
     def _figures(self, table: Table) -> list[Figures]:
         return figures_of(table, self.labels, self.segments, self.window_ms)
+
+
+def _hashed(segments: Sequence[str]) -> U64:
+    """Return (F,) hashes of the names of segment fields."""
+    return np.array([hash_text(name) for name in segments], np.uint64)
 
 
 def _among(known: U64, values: U64) -> Bool:

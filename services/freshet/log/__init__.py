@@ -92,7 +92,8 @@ class Writer(Protocol):
 
         Atomic over all partitions and topics of the call if the writer has a name or the call has one
         partition; a nameless writer is not atomic over several. Records of one Append get increasing offsets
-        in order.
+        in order. Where another writer's records lie between them, a later offset than the first is returned,
+        so that this and a record's position are never less than its offset.
 
         Raises:
             TooLarge: a record exceeds its topic's `max_record_bytes`. This is checked before anything is

@@ -71,6 +71,23 @@ TEST(Gate, LetsTheLastOneGoAloneAndTheOthersFollow) {
   EXPECT_EQ(alone, rounds);
 }
 
+// A dense step is half made where a thread that was let through does not take its part of it.
+TEST(Gate, LetsThoseThroughForWhomItWasOpenedBeforeItBroke) {
+  for (int round = 0; round < 2000; ++round) {
+    Gate gate(2);
+    const auto meet = [&] {
+      const Gate::Turn turn = gate.arrive();
+      EXPECT_NE(turn, Gate::broken);
+      if (turn != Gate::last) return;
+      gate.open();
+      gate.abort();
+    };
+    std::thread other(meet);
+    meet();
+    other.join();
+  }
+}
+
 TEST(Gate, ABrokenOneHoldsNobody) {
   Gate gate(2);
   std::thread waiting([&] { EXPECT_EQ(gate.arrive(), Gate::broken); });

@@ -161,9 +161,35 @@ def test_loaded_state_continues_as_without_a_restart() -> None:
     same(resumed.total(), straight.total())
 
 
-def test_a_state_of_other_segments_is_refused() -> None:
-    with pytest.raises(ValueError, match="known/0"):
-        make().load_state(Measures([CLICK, WATCH]).state())
+def test_segments_may_be_added_and_left_out() -> None:
+    """`train.segments` is tunable: a restart with others keeps the figures of those that stay."""
+    measures = make()
+    Stream(4000).into(measures)
+    measures.finished()
+    for names in (["device", "country"], ["device"], []):
+        other = Measures([CLICK, WATCH], names, window_ms=60_000)
+        other.load_state(measures.state())
+        kept = [f for f in measures.total() if f.segment is None or f.segment in names]
+        same(other.total(), kept)
+        back = make()
+        back.load_state(other.state())
+        same(back.total(), kept)
+
+
+@pytest.mark.parametrize("names", [["country"], ["country", "device"]])
+def test_an_earlier_state_has_segments_by_their_number(names: list[str]) -> None:
+    measures, other = make(), Measures([CLICK, WATCH], names, window_ms=60_000)
+    Stream(4000).into(measures)
+    before = {name: array for name, array in measures.state().items() if name != "segments"}
+    other.load_state(before)
+    same(other.total(), [f for f in measures.total() if f.segment is None or names == ["country"]])
+
+
+def test_a_state_without_an_array_is_refused() -> None:
+    state = make().state()
+    del state["cell"]
+    with pytest.raises(ValueError, match="lacks cell"):
+        make().load_state(state)
 
 
 def test_state_of_another_window_length_counts_in_total_only() -> None:

@@ -53,7 +53,7 @@ class Piece:
         check_append(append, max_record_bytes, _TOO_LARGE_ADVICE)
         self.at = TopicPartition(append.topic, append.partition)
         self.topic, self.waiting = topic, len(append.values)
-        self.first = -1  # offset of the first record
+        self._last = -1  # offset of the last record
         self.error: KafkaError | None = None
         self._append = append
 
@@ -62,8 +62,13 @@ class Piece:
         self.waiting -= 1
         if error is not None:
             self.error = error
-        elif self.first < 0:
-            self.first = message.offset() or 0
+        else:
+            self._last = max(self._last, message.offset() or 0)
+
+    @property
+    def first(self) -> int:
+        """The first record's offset, if no other writer's records lie between its own; else a later one."""
+        return max(self._last - len(self._append.values) + 1, 0)
 
     def produce(self, producer: Producer) -> None:
         """Queue its records. Raises KafkaException, or Unavailable if the queue stays full."""
@@ -114,7 +119,7 @@ class Request:
 
     def first_offsets(self) -> list[int]:
         """Return the first offset of each piece, once all are acknowledged."""
-        return [max(piece.first, 0) for piece in self.pieces]
+        return [piece.first for piece in self.pieces]
 
 
 def flushed(producer: Producer, within_s: float) -> KafkaError | None:

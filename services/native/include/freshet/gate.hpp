@@ -31,16 +31,20 @@ class Gate {
     }
     for (int i = 0; i < kSpins && round_.load(std::memory_order_acquire) == round; i++) spin_pause();
     if (round_.load(std::memory_order_acquire) == round) sleep(round);
-    return broken_.load(std::memory_order_acquire) ? broken : passed;
+    if (!broken_.load(std::memory_order_acquire)) return passed;
+    uint64_t last_round;  // a thread that wakes late has passed if its round was opened before
+    while ((last_round = broken_round_.load(std::memory_order_acquire)) == kNone) spin_pause();
+    return round == last_round ? broken : passed;
   }
   void open() {
     round_.fetch_add(1);
-    if (sleepers_.load()) syscall(SYS_futex, &round_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+    wake();
   }
   // Breaks the gate for all threads that wait or arrive later.
   void abort() {
-    broken_.store(true, std::memory_order_release);
-    open();
+    if (broken_.exchange(true)) return;
+    broken_round_.store(round_.fetch_add(1), std::memory_order_release);
+    wake();
   }
 
  private:
@@ -57,10 +61,16 @@ class Gate {
     sleepers_.fetch_sub(1);
   }
 
+  void wake() {
+    if (sleepers_.load()) syscall(SYS_futex, &round_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  }
+
   static constexpr int kSpins = 1000;  // 20 to 40 us
+  static constexpr uint64_t kNone = UINT64_MAX;
   const uint32_t parties_;
   std::atomic<uint32_t> arrived_{0}, round_{0}, sleepers_{0};
   std::atomic<bool> broken_{false};
+  std::atomic<uint64_t> broken_round_{kNone};  // whose threads do not pass
 };
 
 }  // namespace freshet

@@ -85,3 +85,16 @@ def test_a_fault_in_a_shared_batch_acknowledges_no_append(
     assert all(one.startswith("Unavailable") and "not known to be written" in one for one in others)
     monkeypatch.setattr(FaultyClient, "fault", None)
     assert writer.append([Append("samples", 0, BytesColumn.of([b"a"]))]) == [7]
+
+
+def test_offsets_among_other_writers_are_not_too_low() -> None:
+    class At:
+        def __init__(self, offset: int) -> None:
+            self.offset = lambda: offset
+
+    piece = kafka_writer.Piece(Append("t", 0, BytesColumn.of([b"a", b"b", b"c"])), "t", 1 << 20)
+    offsets = [3, 4, 7]
+    for offset in offsets:
+        piece(None, At(offset))  # type: ignore[arg-type]
+    assert all(piece.first + i >= offset for i, offset in enumerate(offsets))
+    assert piece.first + 2 == offsets[-1]
