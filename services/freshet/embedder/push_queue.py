@@ -120,7 +120,8 @@ class PushQueue(Generic[T]):
         """Drop all pushes; `dropped` is called for each once it awaits no answer."""
         with self._changed:
             self._void = bool(self._waiting or self._sent)
-            self._backoff.interrupt()
+            if self._void:  # else no void resets it, and pushes would be repeated without delay
+                self._backoff.interrupt()
             self._changed.notify_all()
 
     def close(self, wait_s: float) -> bool:

@@ -25,7 +25,7 @@ from freshet.errors import Corrupt, DataLost, Fenced, FreshetError, Unavailable
 from freshet.log.context import ModelContext
 from freshet.paramserver.flusher import PART_OF_BOUND, Flusher
 from freshet.rows.service import KeyGroup
-from freshet.rows.store import RowStore, StoreIdentity
+from freshet.rows.store import LostMetas, RowStore, StoreIdentity
 from freshet.tables import Store
 from freshet.tables.store import INDEX_BYTES
 from freshet.types import I64, Bucket, BucketMeta, Fence, RowRuns, TimeMs, TopicPartition
@@ -228,7 +228,12 @@ class OwnedBuckets:
             # The next call loads the part's other buckets.
             self._release_conflicted({bucket: part.metas[bucket] for bucket in damaged})
             return
-        after = self._rows.metas(wanted) if wanted else {}
+        try:
+            after = self._rows.metas(wanted) if wanted else {}
+        except LostMetas as error:  # a new claim of these buckets says what was lost
+            log.error("the row store lost buckets that load; they are dropped", reason=str(error))
+            self._release_conflicted({bucket: part.metas[bucket] for bucket in error.buckets})
+            return
         changed: dict[Bucket, BucketMeta] = {}
         with self._lock:
             self._waiting.remove(part)
@@ -275,7 +280,7 @@ class OwnedBuckets:
     ) -> dict[Bucket, BucketMeta]:
         """Import the rows of claimed buckets and return their metas.
 
-        A bucket is read again until its meta is the same before and after the read.
+        A bucket is claimed and read again until its meta is the same before and after the read.
         """
         read: dict[Bucket, BucketMeta] = {}
         waiting = dict(claimed)
@@ -292,9 +297,11 @@ class OwnedBuckets:
                     read[bucket] = waiting.pop(bucket)
                 else:
                     self._store.drop_bucket(bucket)
-                    waiting[bucket] = after
             if not waiting:
                 return read
+            # A failover may have lost the fence: then the former owner's would be taken for this one's.
+            waiting = dict(self._rows.claim(list(waiting), fence))
+            self._flusher.hold_retention({**read, **waiting})
         bucket, meta = next(iter(waiting.items()))
         raise Unavailable(
             f"bucket {bucket}: its rows and meta did not agree in {RETRIES} reads ({found[bucket]} rows "

@@ -353,6 +353,7 @@ class Flusher:
         self._rows_next = [0] * ROWS_PARTITIONS
         self._unanswered: Flush | None = None  # copied, and not known to be written
         self._lost_copy = False  # rows were copied as flushed, and the copy is gone
+        self._replace: I64 = np.empty(0, np.int64)  # buckets to write whole before anything else
         self.wire = RowWire(context.layout.scalars)
         self._codec = rows_codec(spec.train.publish_codec)
         self._changed_s = self._clock.monotonic()  # when a row was last seen to have changed
@@ -402,6 +403,8 @@ class Flusher:
                 if self._unanswered is not None:
                     self.publish()
                     self._write(self._unanswered)
+                if len(self._replace):
+                    self._write_whole(self._replace[np.isin(self._replace, self._store.owned())])
                 for buckets in self._parts():
                     self._write(self._copied(partial(self._store.collect_flush, buckets), whole=False))
             except Unavailable:
@@ -463,6 +466,16 @@ class Flusher:
         n = min(len(owned), max(1, math.ceil(changed / (bound * PART_OF_BOUND))))
         return [owned[len(owned) * i // n : len(owned) * (i + 1) // n] for i in range(n)]
 
+    def _write_whole(self, buckets: I64) -> None:
+        """Write (K,) buckets whole.
+
+        Those that are not written stay in `_replace`, for the next flush: one of later changes alone might be
+        accepted, and their earlier copies count as flushed.
+        """
+        self._replace = buckets
+        for part in self._whole_parts(buckets):
+            self._write(self._copied(partial(self._store.collect_whole, part), whole=True))
+
     def _whole_parts(self, buckets: I64) -> Iterable[Sequence[Bucket]]:
         """Return (K,) buckets in parts, each of few rows if rows need not fit in memory."""
         if (bound := self._store.memory_bound) is None:
@@ -483,9 +496,7 @@ class Flusher:
                 )
             try:
                 flushed = collect()
-            except (
-                BaseException
-            ):  # the store counts what was copied as flushed: its offsets must not be written
+            except BaseException:  # what was copied counts as flushed: no offsets may pass it
                 self._lost_copy = True
                 raise
             self._unanswered = self.book.next_flush(flushed, offsets, whole=whole)
@@ -510,10 +521,10 @@ class Flusher:
             raise Unavailable(f"bucket {again[0]} could not be written whole; it is tried again")
         else:
             self._counts.replaced_buckets += len(flush.buckets)
+            self._replace = self._replace[~np.isin(self._replace, flush.buckets)]
         if len(again):  # the store's meta is not this owner's last (PROTOCOL 11)
             log.warning("buckets are written whole: the row store lost or mixed writes", buckets=len(again))
-            for part in self._whole_parts(again):
-                self._write(self._copied(partial(self._store.collect_whole, part), whole=True))
+            self._write_whole(again)
 
     # --- publish
 

@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from freshet.config.spec.identity import explain_defaults
-from freshet.errors import Corrupt, Mismatch
+from freshet.errors import Corrupt, Mismatch, Unavailable
 from freshet.tables.runs import check_runs
 from freshet.types import I64, U8, U32, U64, Applied, Bool, Bucket, BucketMeta, Fence, Flush, RowRuns
 
@@ -46,6 +46,14 @@ class FlushOutcome(enum.IntEnum):
     REPLACE = 2  # the stored meta is not this owner's last; flush the bucket whole
 
 
+class LostMetas(Unavailable):
+    """The store has lost the metas of `buckets`."""
+
+    def __init__(self, message: str, buckets: Sequence[Bucket]) -> None:
+        super().__init__(message)
+        self.buckets = buckets
+
+
 @dataclass(frozen=True, slots=True)
 class StoreIdentity:
     """Identity to which a store is bound; opening it for another model raises Mismatch."""
@@ -72,7 +80,7 @@ class RowStore(Protocol):
         """Return the identity of the store; None before `create`."""
 
     def metas(self, buckets: Sequence[Bucket]) -> Mapping[Bucket, BucketMeta]:
-        """Return the meta of each bucket from the authoritative copy."""
+        """Return the meta of each bucket from the authoritative copy. Raises LostMetas if one is gone."""
 
     def claim(self, buckets: Sequence[Bucket], fence: Fence) -> Mapping[Bucket, BucketMeta]:
         """Write a higher fence into each bucket's meta and return the new metas (PROTOCOL 10).

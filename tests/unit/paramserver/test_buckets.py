@@ -19,6 +19,7 @@ from freshet.paramserver.buckets import damaged_buckets
 from freshet.paramserver.shard import Shard
 from freshet.rows.service import RowStates
 from freshet.rows.sqlite.row_store import SqliteRowStore
+from freshet.rows.store import LostMetas
 from freshet.testing.contracts.rowservice import Row, keys_of, look_up, push_of, push_of_steps
 from freshet.testing.faults import Faulty
 from freshet.types import I64, U8, U64, Bucket, Fence, RowRuns, TopicPartition
@@ -460,6 +461,53 @@ def test_retention_is_held_for_rows_lost_in_a_failover(
     assert shard.buckets.pop_conflicted() == {3}
     shard.flush()
     assert holds[HEIR][SAMPLES] == 0
+
+
+def test_a_claim_lost_while_all_is_read_is_made_again(
+    log: EventLog, rows: Watched, initial: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failover loses the fence of bucket 3: its owner must not take the former one's."""
+    metas, claim, lost = rows.metas, rows.claim, set[int]()
+
+    def of_replica(buckets: Sequence[Bucket]) -> Any:
+        return {b: replace(m, fence=Fence(10)) if b in lost else m for b, m in metas(buckets).items()}
+
+    def written(buckets: Sequence[Bucket], fence: Fence) -> Any:
+        lost.difference_update(buckets)
+        return claim(buckets, fence)
+
+    monkeypatch.setattr(rows, "metas", of_replica)
+    monkeypatch.setattr(rows, "claim", written)
+    heir = shard_of(log, rows, "heir")
+    scan = rows.scan
+
+    def failing_over(buckets: Sequence[Bucket]) -> Any:
+        monkeypatch.setattr(rows, "scan", scan)
+        lost.add(3)
+        return scan(buckets)
+
+    monkeypatch.setattr(rows, "scan", failing_over)
+    heir.buckets.claim(EVERY_BUCKET, Fence(12), whole=True)
+    assert set(heir.flusher.book.fences.tolist()) == {12}
+    assert not lost
+
+
+def test_a_bucket_lost_during_loading_is_dropped(
+    shard: Shard, rows: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be read for ever, and the buckets behind it never; a new claim says that it is lost."""
+    metas = rows.metas
+
+    def emptied(buckets: Sequence[Bucket]) -> Any:
+        if 3 in buckets:
+            raise LostMetas("bucket 3 has no meta", [Bucket(3)])
+        return metas(buckets)
+
+    monkeypatch.setattr(rows, "metas", emptied)
+    for _ in range(2 * len(EVERY_BUCKET)):
+        shard.buckets.load_next_part()
+    assert shard.buckets.loading() == []
+    assert shard.buckets.pop_conflicted() == {3}
 
 
 def test_retention_is_held_for_revoked_buckets_until_served(

@@ -12,7 +12,7 @@ import pytest
 from freshet.apps.row_memory import shard_rows_bound
 from freshet.config.settings import load_settings
 from freshet.config.spec.layout import layout_of
-from freshet.errors import ConfigError, FreshetError
+from freshet.errors import ConfigError, FreshetError, Unavailable
 from freshet.log import EventLog
 from freshet.log.context import ModelContext
 from freshet.paramserver.shard import Shard
@@ -87,6 +87,42 @@ def test_buckets_are_replaced_in_parts(
     shard.flush()
     assert max(whole) < len(keys) / 2
     assert sum(whole) == len(keys)
+    assert shard.buckets.count_stored().sum() == len(keys)
+    rows.close()
+
+
+def test_buckets_to_replace_are_not_forgotten(
+    log: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flush of later changes alone might be accepted once the store has lost more."""
+    rows = SqliteRowStore(tmp_path / "rows.sqlite")
+    shard = loaded(log, rows, 10, bound=bound_of(100_000))
+    keys = [(0, key * 0x9E3779B97F4A7C15 % (1 << 64)) for key in range(1, 4_001)]
+    shard.push(push_of({0: (0, 1)}, dict.fromkeys(keys, [1.0] * WIDTH)))
+    shard.flush()
+    outcomes: list[tuple[bool, int]] = []
+    failed: list[bool] = []
+    write = rows.flush
+
+    def failing(flush: Flush) -> U8:
+        outcomes.append((flush.whole, len(flush.buckets)))
+        if len(outcomes) == 1:
+            return np.full(len(flush.buckets), FlushOutcome.REPLACE, np.uint8)
+        if len(outcomes) == 3 and not failed:
+            failed.append(True)
+            raise Unavailable("the master is away")
+        return write(flush)
+
+    monkeypatch.setattr(rows, "flush", failing)
+    with pytest.raises(Unavailable):
+        shard.flush()
+    assert failed
+    del outcomes[:]
+    outcomes.append((True, 0))  # so that none is replaced again
+    shard.flush()
+    written = [n for whole, n in outcomes if whole]
+    assert [whole for whole, _ in outcomes[: len(written)]] == [True] * len(written)
+    assert sum(written) > len(shard.owned()) / 2
     assert shard.buckets.count_stored().sum() == len(keys)
     rows.close()
 

@@ -42,6 +42,7 @@ from freshet.rows.redis.scripts import (
     evaluate,
 )
 from freshet.rows.store import (
+    LostMetas,
     Sound,
     StoreIdentity,
     StoreServer,
@@ -242,14 +243,15 @@ class RedisRowStore:
         return None if text is None else parse_identity(text, f"{self._url}: identity")
 
     def metas(self, buckets: Sequence[Bucket]) -> Mapping[Bucket, BucketMeta]:
-        """Return the meta of each bucket, from its master. Raises Unavailable if Redis lost one."""
+        """Return the meta of each bucket, from its master. Raises LostMetas if Redis lost one."""
         self._check_known(buckets)
         metas = self._stored(buckets)
         lost = [bucket for bucket, meta in metas.items() if meta is None]
         if lost:
-            raise Unavailable(
+            raise LostMetas(
                 f"{self._url}: {len(lost)} buckets, {lost[0]} first, have no meta: Redis lost them\n"
-                "  their owner writes them again with its next flush, if it runs"
+                "  their owner writes them again with its next flush, if it runs",
+                lost,
             )
         return {bucket: meta for bucket, meta in metas.items() if meta is not None}
 
