@@ -62,7 +62,7 @@ class OwnedBuckets:
     def __init__(self, context: ModelContext, rows: RowStore, store: Store, flusher: Flusher) -> None:
         """Start without buckets."""
         self._context, self._store, self._flusher = context, store, flusher
-        flusher.on_fenced = self.drop
+        flusher.on_fenced = self._forget
         self._rows, self._buckets = rows, context.spec.buckets
         self._lock = threading.Lock()  # guards the three below
         self._waiting: deque[_Part] = deque()

@@ -143,7 +143,7 @@ class FlushBook:
         self._rows[buckets] = flush.rows[kept]
         again: I64 = flush.buckets[current & (outcomes == FlushOutcome.REPLACE)]
         fenced: I64 = flush.buckets[current & (outcomes == FlushOutcome.FENCED)]
-        self._owned[fenced] = False
+        self._owned[fenced], self._left[fenced] = False, True  # the new owner may not hold retention yet
         return again, fenced
 
     @property

@@ -463,6 +463,22 @@ def test_retention_is_held_for_rows_lost_in_a_failover(
     assert holds[HEIR][SAMPLES] == 0
 
 
+def test_retention_is_held_for_a_fenced_bucket(
+    shard: Shard, rows: Watched, holds: dict[str, dict[TopicPartition, int]]
+) -> None:
+    """Another shard has claimed bucket 3, and ended before it held retention."""
+    load(shard)
+    shard.flush()
+    rows.claim([Bucket(3)], Fence(12))
+    shard.push(push_of({0: (1, 5)}, {}))
+    shard.flush()
+    assert 3 not in shard.owned()
+    assert holds[HEIR][SAMPLES] == 1
+    shard.buckets.drop([Bucket(3)])
+    shard.flush()
+    assert holds[HEIR][SAMPLES] == 5
+
+
 def test_a_claim_lost_while_all_is_read_is_made_again(
     log: EventLog, rows: Watched, initial: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:

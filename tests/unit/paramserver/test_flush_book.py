@@ -99,6 +99,8 @@ def test_a_fenced_bucket_is_dropped_and_written_ones_recorded():
     again, fenced = book.done(next_flush(book), outcomes(FlushOutcome.DONE, FlushOutcome.FENCED))
 
     assert (again.tolist(), fenced.tolist()) == ([], [B])
+    assert book.smallest_applied() == {0: 3, 1: 1}, "retention is held until another shard serves it"
+    book.lost([B])
     assert book.smallest_applied() == {0: 5, 1: 1}
     assert book.smallest_rows_offset(range(B, B + 1)) is None
 
