@@ -1,7 +1,9 @@
 """The Python client: events to a gateway, ranked items and scores from an inference server.
 
 Needs the extra `client` (httpx). Events have ids, so sending one again after a lost answer changes nothing:
-temporary failures (429, 503, a broken connection) are retried with growing pauses.
+temporary failures (429, 503, a broken connection) are retried with growing pauses. So is a rank request with
+a `request_id`. Without one each attempt may be logged as an impression of its own, so the request is retried
+only if nothing can have been done: it was not sent, or the server refused it unread or as it is overloaded.
 """
 
 from __future__ import annotations
@@ -38,6 +40,10 @@ Event = Mapping[str, Any]
 PROGRESS_POLL_S = 0.05
 
 _RETRIED = (429, 502, 503, 504)
+_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_REFUSED_UNREAD = ("bodies", "connections")
+"""Codes of 503 with which a server refuses a request before it reads it; `unavailable` may come after."""
+
 _JSON = {"content-type": "application/json"}
 
 
@@ -233,11 +239,24 @@ def _unserved_s(answer: httpx.Response) -> float:
     return 0.0 if _body(answer, (200,))["served"] else PROGRESS_POLL_S
 
 
-def _body(answer: httpx.Response, good: tuple[int, ...]) -> Any:
+def _nothing_done(answer: httpx.Response | None, problem: Exception | None) -> bool:
+    """Return whether a failed attempt has certainly changed nothing."""
+    if answer is None:
+        return isinstance(problem, _NOT_SENT)
+    error = _error(_json_of(answer))
+    code = error.get("code") if isinstance(error, Mapping) else None
+    return answer.status_code == 429 or (answer.status_code == 503 and code in _REFUSED_UNREAD)
+
+
+def _json_of(answer: httpx.Response) -> Any:
     try:
-        body = orjson.loads(answer.content)
+        return orjson.loads(answer.content)
     except orjson.JSONDecodeError:
-        body = {}
+        return {}
+
+
+def _body(answer: httpx.Response, good: tuple[int, ...]) -> Any:
+    body = _json_of(answer)
     if answer.status_code in good:
         return body
     message = f"{answer.request.url}: {answer.status_code}: {_message(body)}"
@@ -259,8 +278,12 @@ def _item(item: Mapping[str, Any]) -> Item:
     )
 
 
+def _error(body: Any) -> Any:
+    return body.get("error") if isinstance(body, Mapping) else None
+
+
 def _message(body: Any) -> str:
-    error = body.get("error") if isinstance(body, Mapping) else None
+    error = _error(body)
     if not isinstance(error, Mapping):
         return str(error or "no reason given")
     parts = [str(error.get("message"))]
@@ -315,14 +338,27 @@ class _BaseClient(Generic[_Http]):
         return _json({key: value for key, value in body.items() if value is not None})
 
     def _pause_s(
-        self, attempt: int, url: str, answer: httpx.Response | None, problem: Exception | None
+        self,
+        attempt: int,
+        url: str,
+        answer: httpx.Response | None,
+        problem: Exception | None,
+        *,
+        repeatable: bool,
     ) -> float | None:
         """Return the pause before the next attempt; None if the answer stands.
 
-        Raises Unavailable if there is no answer after the last attempt.
+        Raises Unavailable if there is no answer after the last attempt, or if the request is not `repeatable`
+        and may have been carried out.
         """
         if answer is not None and answer.status_code not in _RETRIED:
             return None
+        if not repeatable and not _nothing_done(answer, problem):
+            found = repr(problem) if answer is None else f"{answer.status_code}: {_message(_json_of(answer))}"
+            raise Unavailable(
+                f"{url}: {found}; not repeated, as the impression may be logged: pass a `request_id`, "
+                "with which repeats count once"
+            ) from problem
         after = answer.headers.get("retry-after") if answer is not None else None
         pause_s = self._retries.pause_s(attempt, after, random.random())  # nosec B311  # a pause
         if pause_s is None and answer is None:
@@ -374,10 +410,14 @@ class Client(_BaseClient[httpx.Client]):
         With `dry_run` nothing is logged as served and nothing is explored. With `explain` each item has its
         `rows`.
 
-        Raises BadInput if a field has the wrong type, Unavailable after all attempts.
+        Without `request_id` (an id in `context` does not count) each attempt may be logged as an impression
+        of its own, so an attempt that may have been carried out is not repeated, except in a dry run.
+
+        Raises BadInput if a field has the wrong type, Unavailable after the last attempt.
         """
         content = self._rank_body(context, candidates, k, request_id, dry_run=dry_run, explain=explain)
-        return _ranking(self._post(f"{self._inference}/v1/rank", content))
+        repeatable = dry_run or request_id is not None
+        return _ranking(self._post(f"{self._inference}/v1/rank", content, repeatable=repeatable))
 
     def wait_until_served(self, ack: Ack | Receipt, *, timeout_s: float = 30.0) -> bool:
         """Wait until served rows have learned from an event; return False after `timeout_s`.
@@ -403,7 +443,7 @@ class Client(_BaseClient[httpx.Client]):
     def _send(self, stream: str, events: Event | Sequence[Event]) -> Receipt:
         return _receipt(self._post(f"{self._gateway}/v1/{stream}", _json(events)))
 
-    def _post(self, url: str, content: bytes) -> httpx.Response:
+    def _post(self, url: str, content: bytes, *, repeatable: bool = True) -> httpx.Response:
         attempt = 0
         while True:
             answer, problem = None, None
@@ -411,7 +451,7 @@ class Client(_BaseClient[httpx.Client]):
                 answer = self._http.post(url, content=content, headers=_JSON)
             except httpx.TransportError as error:
                 problem = error
-            pause_s = self._pause_s(attempt, url, answer, problem)
+            pause_s = self._pause_s(attempt, url, answer, problem, repeatable=repeatable)
             if pause_s is None and answer is not None:
                 return answer
             time.sleep(pause_s or 0.0)
@@ -462,7 +502,8 @@ class AsyncClient(_BaseClient[httpx.AsyncClient]):
     ) -> Ranking:
         """As `Client.rank`."""
         content = self._rank_body(context, candidates, k, request_id, dry_run=dry_run, explain=explain)
-        return _ranking(await self._post(f"{self._inference}/v1/rank", content))
+        repeatable = dry_run or request_id is not None
+        return _ranking(await self._post(f"{self._inference}/v1/rank", content, repeatable=repeatable))
 
     async def wait_until_served(self, ack: Ack | Receipt, *, timeout_s: float = 30.0) -> bool:
         """As `Client.wait_until_served`."""
@@ -483,7 +524,7 @@ class AsyncClient(_BaseClient[httpx.AsyncClient]):
         url = f"{self._gateway}/v1/{stream}"
         return _receipt(await self._post(url, _json(events)))
 
-    async def _post(self, url: str, content: bytes) -> httpx.Response:
+    async def _post(self, url: str, content: bytes, *, repeatable: bool = True) -> httpx.Response:
         attempt = 0
         while True:
             answer, problem = None, None
@@ -491,7 +532,7 @@ class AsyncClient(_BaseClient[httpx.AsyncClient]):
                 answer = await self._http.post(url, content=content, headers=_JSON)
             except httpx.TransportError as error:
                 problem = error
-            pause_s = self._pause_s(attempt, url, answer, problem)
+            pause_s = self._pause_s(attempt, url, answer, problem, repeatable=repeatable)
             if pause_s is None and answer is not None:
                 return answer
             await asyncio.sleep(pause_s or 0.0)

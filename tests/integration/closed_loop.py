@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import orjson
 
-from freshet.config.avro.schema import sample_schema
+from freshet.config.avro.schema import parse_schema, sample_schema, to_json
 from freshet.config.spec.model import Explore, Spec
 from freshet.config.spec.parse import parse_spec
 from freshet.config.spec.topics import topics_of
@@ -58,7 +58,31 @@ def _spec() -> Spec:
 
 
 SPEC = _spec()
-RANKED = schema("ranked")
+DEFAULTS: dict[str, Any] = {
+    "user": {"id": 7, "country": "AT", "last_items": [3, 1]},
+    "country": "DE",
+    "last_items": [1, 2],
+    "age_s": 60.5,
+    "ctr_1h": 0.25,
+}
+"""Field -> its default here; the feed's own are null or empty."""
+
+
+def _with_defaults(tree: Any) -> Any:
+    """Add DEFAULTS to a schema's JSON, so that a request without these fields is served with values."""
+    if isinstance(tree, list):
+        return [_with_defaults(part) for part in tree]
+    if not isinstance(tree, dict):
+        return tree
+    made = {key: _with_defaults(part) for key, part in tree.items()}
+    if made.get("name") in DEFAULTS:
+        made["default"] = DEFAULTS[made["name"]]
+        if isinstance(made["type"], list):
+            made["type"].reverse()  # the first branch is that of the default
+    return made
+
+
+RANKED = parse_schema(_with_defaults(to_json(schema("ranked"))), "ranked")
 TOPICS = topics_of(SPEC)
 
 
@@ -83,6 +107,8 @@ def requests(seed: int, impressions: int) -> Iterator[dict[str, Any]]:
             context["user"]["last_items"] = items
         if rng.random() < 0.2:
             context["experiment"] = {"arm": rng.choice("ab")}
+        if number % 10 == 9:
+            del context["user"]
         yield {"context": context, "candidates": [_candidate(rng) for _ in range(CANDIDATES)]}
 
 
@@ -91,6 +117,8 @@ def _candidate(rng: random.Random) -> dict[str, Any]:
         "id": int(rng.paretovariate(0.6)) % 2_000,
         "age_s": rng.choice((0, 0.1, 1e-30, 3.0e9, rng.expovariate(1e-4))),
     }
+    if candidate["age_s"] == 0.1:
+        del candidate["age_s"]
     if rng.random() < 0.7:
         candidate["ctr_1h"] = rng.choice((None, rng.random(), 1))
     if rng.random() < 0.1:

@@ -1,7 +1,8 @@
 """Schemas of requests: the fields of the user's schema that features read, all optional.
 
-A request may lack fields, such as an item's position, which is not known yet: they are null, and null has no
-row. Types are those of the user's schema, so that values have the same keys as in events.
+A request may lack fields, such as an item's position, which is not known yet. They have the default of the
+user's schema, as in the logged impression, from which training learns; without a default they are null, and
+null has no row. Types are those of the user's schema, so that values have the same keys as in events.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _record(
         if explode is not None and explode[: len(here)] == here:
             fields.append(AvroField(f.name, inner))  # on the way to the impressions: must be there
         else:
-            fields.append(AvroField(f.name, _optional(inner), True, None))
+            fields.append(_optional(f, inner))
     return Record(name, tuple(fields))
 
 
@@ -87,7 +88,24 @@ def _only(type_: Type, tree: Tree, name: str, explode: tuple[str, ...] | None, a
             return type_
 
 
-def _optional(type_: Type) -> Type:
-    if isinstance(type_, Union):
-        return Union((_NULL, *type_.others))
-    return Union((_NULL, type_))
+def _optional(f: AvroField, type_: Type) -> AvroField:
+    """Return a field of the reduced type that may be missing; the first branch is that of its default."""
+    others = type_.others if isinstance(type_, Union) else (type_,)
+    if f.default is None:
+        return AvroField(f.name, Union((_NULL, *others)), True, None)
+    return AvroField(f.name, Union((*others, _NULL)), True, _only_default(others[0], f.default))
+
+
+def _only_default(type_: Type, default: Any) -> Any:
+    """Reduce a default to the fields of the reduced type."""
+    match type_, default:
+        case Record(_, fields), dict():
+            return {f.name: _only_default(f.type, default[f.name]) for f in fields if f.name in default}
+        case Array(items), list():
+            return [_only_default(items, one) for one in default]
+        case Map(values), dict():
+            return {key: _only_default(values, one) for key, one in default.items()}
+        case Union() as union, _ if default is not None:
+            return _only_default(union.others[0], default)
+        case _:
+            return default

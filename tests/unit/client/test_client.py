@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import orjson
 import pytest
 from hypothesis import given
@@ -26,6 +27,14 @@ BUSY = json_response(
     429, {"error": {"code": "overloaded", "message": "queue full"}}, ((b"retry-after", b"0"),)
 )
 AWAY = json_response(503, {"error": {"code": "unavailable", "message": "log away"}})
+RANKED = json_response(
+    200,
+    {"request_id": 9, "items": [], "version": 4, "freshness_ms": 8, "unknown_rows": {}, "explored": False},
+)
+
+
+def full(code: str) -> Response:
+    return json_response(503, {"error": {"code": code, "message": "too many"}})
 
 
 @dataclass
@@ -196,6 +205,65 @@ def test_a_dry_run_returns_its_rows(script: Scripted, client: Client) -> None:
     assert plain.items[0].rows is None
     assert script.asked[0][1] == {"context": {}, "candidates": [{"id": 1}], "dry_run": True, "explain": True}
     assert script.asked[1][1] == {"context": {}, "candidates": [{"id": 1}]}
+
+
+def test_a_ranking_without_an_id_may_be_logged_so_is_sent_once(script: Scripted, client: Client) -> None:
+    for lost in (Response(502, b"[]"), AWAY, Response(503, b"no json"), Response(504, b"")):
+        script.answers = [lost, RANKED]
+        script.asked.clear()
+        with pytest.raises(Unavailable, match=f"{lost.status}.*pass a `request_id`"):
+            client.rank({}, [{"id": 1}])
+        assert len(script.asked) == 1
+
+        for repeatable in ({"request_id": "r"}, {"dry_run": True}):
+            script.answers = [lost, RANKED]
+            assert client.rank({}, [{"id": 1}], **repeatable).request_id == "9"
+
+
+def test_a_ranking_that_was_refused_unread_is_sent_again(script: Scripted, client: Client) -> None:
+    for refused in (BUSY, full("bodies"), full("connections")):
+        script.answers = [refused, RANKED]
+        assert client.rank({}, [{"id": 1}]).request_id == "9"
+    with (
+        Client(inference="http://127.0.0.1:1", retries=QUICK) as away,
+        pytest.raises(Unavailable, match="3 attempts"),
+    ):
+        away.rank({}, [{"id": 1}])
+
+
+class Losing(httpx.BaseTransport, httpx.AsyncBaseTransport):
+    """Carries each request out, and loses its answer."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.sent += 1
+        raise httpx.ReadTimeout("lost", request=request)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return self.handle_request(request)
+
+
+def test_a_ranking_is_not_repeated_after_a_lost_answer() -> None:
+    losing = Losing()
+
+    async def main() -> None:
+        async with AsyncClient(retries=QUICK) as client:
+            client._http = httpx.AsyncClient(transport=losing)
+            with pytest.raises(Unavailable, match=r"ReadTimeout.*pass a `request_id`"):
+                await client.rank({}, [{}])
+
+    asyncio.run(main())
+    assert losing.sent == 1
+    with Client(retries=QUICK) as client:
+        client._http = httpx.Client(transport=losing)
+        with pytest.raises(Unavailable, match=r"ReadTimeout.*pass a `request_id`"):
+            client.rank({}, [{}])
+        assert losing.sent == 2
+        with pytest.raises(Unavailable, match="3 attempts"):
+            client.rank({}, [{}], request_id=0)
+    assert losing.sent == 5
 
 
 def test_waiting_asks_until_the_event_is_served(script: Scripted, client: Client) -> None:

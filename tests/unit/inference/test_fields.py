@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import numpy as np
 import orjson
 import pytest
@@ -15,6 +17,7 @@ from freshet.config.avro.schema import Record, field_at, parse_schema, sample_sc
 from freshet.config.spec.parse import load_spec
 from freshet.config.spec.schemas import feature_fields
 from freshet.errors import BadInput, ConfigError
+from freshet.features import JsonTranscoder
 from freshet.inference.oip import Tensor, parse_infer
 from freshet.inference.oip_model import Input, inputs_of, limits_of, metadata, model_config, rows_of
 from freshet.inference.schemas import request_schema, row_schema
@@ -59,6 +62,33 @@ def test_the_schema_is_one_that_avro_readers_accept() -> None:
 
     assert parse_schema(to_json(schema)) == schema
     assert sample_schema(schema, "items").field("items") is not None
+
+
+def test_a_missing_field_has_the_default_of_its_schema() -> None:
+    inner = {"type": "record", "name": "I", "fields": [{"name": n, "type": "long"} for n in "ab"]}
+    fields: list[tuple[Any, ...]] = [
+        ("s", "string", "x"),
+        ("n", ["double", "null"], 0.5),
+        ("f", ["null", "long"], None),
+        ("r", inner, {"a": 1, "b": 2}),
+        ("h", {"type": "array", "items": "I"}, [{"a": 3, "b": 4}]),
+        ("g", "long"),
+    ]
+    keys = ("name", "type", "default")
+    written = [dict(zip(keys, field, strict=False)) for field in fields]
+
+    made = row_schema(
+        parse_schema({"type": "record", "name": "R", "fields": written}), ["s", "n", "f", "r.b", "h.a", "g"]
+    )
+
+    assert [f.default for f in made.fields] == ["x", 0.5, None, {"b": 2}, [{"a": 3}], None]
+    assert [field_at(made, f.name).nullable for f in made.fields] == [True] * 6
+    assert parse_schema(to_json(made)) == made
+    readable = fastavro.parse_schema(to_json(made))
+    (bytes_,) = JsonTranscoder(made).body(b"[{}]").records
+    assert fastavro.schemaless_reader(io.BytesIO(bytes_), readable, None) == {
+        "s": "x", "n": 0.5, "f": None, "r": {"b": 2}, "h": [{"a": 3}], "g": None,
+    }  # fmt: skip
 
 
 def test_a_row_has_the_requested_fields_and_no_others() -> None:
