@@ -283,7 +283,8 @@ def restore_state(context: ModelContext, versions: VersionStore, log_id: str, de
         quality.load_state({n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)})
         log.info("starting from a version", version=start.number, step=start.step)
         ledger = DenseLedger({int(p): offset for p, offset in start.applied.items()})
-        progress = Progress(steps=start.step, event_time_ms=start.event_time_ms, begun=True)
+        begun = start.number > 0 or start.verdict == "promoted"  # else version 0 is not promoted yet
+        progress = Progress(steps=start.step, event_time_ms=start.event_time_ms, begun=begun)
         sums.load_state(tensors)
     shared = SharedMeasures(quality)
     return DenseState(model, ledger, quality, shared, progress, context.spec_hash, sums, terms=terms_of(spec))

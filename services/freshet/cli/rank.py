@@ -67,6 +67,7 @@ def command(
                 request.get("context", {}),
                 request.get("candidates", []),
                 k=request.get("k"),
+                request_id=request.get("request_id"),
                 dry_run=dry_run or request.get("dry_run") is True,
                 explain=explain or request.get("explain") is True,
             )

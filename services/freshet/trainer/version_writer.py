@@ -116,6 +116,9 @@ _MOST_NUMBER = 10**15
 _MOST_OCCUPIED = 100
 """Numbers in a row that entries other than versions may occupy."""
 
+_INITIAL = Verdict(True, "the initial weights")
+_NOT_FINITE = Verdict(False, "not finite: a weight or a statistic is NaN or infinite")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
@@ -214,13 +217,21 @@ class VersionWriter:
     def first(self, snapshot: Snapshot) -> Manifest:
         """Store the initial weights as version 0 and promote it."""
         start_ns, self._fence = now_ns(), snapshot.fence
-        manifest = self._promote(self._put(0, snapshot), Verdict(True, "the initial weights"))
+        manifest = self._promote(self._put(0, snapshot), _INITIAL)
         return self._recorded(manifest, start_ns)
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Store version 0 unless the store has a version: for a rank that leads for the first time."""
-        if not self.store.numbers():
+        """Store version 0 unless the store has a version: for a rank that leads for the first time.
+
+        Promote version 0 if an interruption came between its write and its promotion.
+        """
+        numbers = list(self.store.numbers())
+        if not numbers:
             self.first(snapshot)
+        elif numbers == [0] and "stable" not in self.store.aliases():
+            self._fence = snapshot.fence
+            if (manifest := self.store.manifest(0)).verdict != "held":
+                self._promote(manifest, _INITIAL)
 
     def next(self, snapshot: Snapshot) -> Manifest:
         """Store the snapshot as the next version, then promote it, or hold it with the gate's reason.
@@ -294,6 +305,9 @@ class VersionWriter:
             measures=snapshot.measures,
             fence=int(self._fence),
             sha256="",
+            # A version that is not finite is held from the start: an interruption may come before the gate.
+            verdict="pending" if snapshot.finite else "held",
+            reason="" if snapshot.finite else _NOT_FINITE.reason,
             transforms=self._outcomes,
         )
         stored = self.store.put(manifest, {**snapshot.tensors, **self._carried(number)})
@@ -315,7 +329,7 @@ class VersionWriter:
 
     def _judge(self, manifest: Manifest, snapshot: Snapshot) -> Verdict:
         if not snapshot.finite:
-            return Verdict(False, "not finite: a weight or a statistic is NaN or infinite")
+            return _NOT_FINITE
         pin = self.pins.pin()
         if pin is not None:
             return Verdict(False, pin.reason)

@@ -25,6 +25,7 @@ from freshet.trainer.service import Trainer, TrainingCallback, TrainingLoop
 from freshet.trainer.state_sync import DenseState
 from freshet.trainer.version_writer import Pins, VersionWriter
 from freshet.types import Fence
+from freshet.versions import Manifest
 from freshet.versions.folder import FolderVersionStore
 
 SPEC = parse_spec("""
@@ -44,9 +45,13 @@ version_interval = "100ms"
 
 
 class Away(FolderVersionStore):
-    """A store that cannot be listed while it is `away`: a request waits for `answer`, then fails."""
+    """A store that cannot be listed while it is `away`: a request waits for `answer`, then fails.
+
+    While it is `unjudged`, it takes no verdict.
+    """
 
     away = False
+    unjudged = False
     requests = 0
 
     def __init__(self, folder: Path) -> None:
@@ -59,6 +64,11 @@ class Away(FolderVersionStore):
             assert self.answer.wait(30)
             raise Unavailable("the store is away")
         return super().numbers()
+
+    def judge(self, number: int, verdict: str, reason: str) -> Manifest:
+        if self.unjudged:
+            raise Unavailable("the store is away")
+        return super().judge(number, verdict, reason)
 
 
 @dataclass
@@ -161,6 +171,20 @@ def test_leader_that_started_from_a_version_reads_no_store(scene: Scene) -> None
     scene.run(lambda callback: lead(callback, 2))
 
     assert scene.store.requests == 0
+
+
+def test_restarted_leader_promotes_a_pending_version_0(scene: Scene) -> None:
+    store = scene.store
+    store.unjudged = True
+    scene.run(lambda callback: lead(callback, 1))
+    assert (store.numbers(), store.manifest(0).verdict) == ([0], "pending")
+    store.unjudged = False
+    scene.start()
+
+    scene.run(lambda callback: lead(callback, 2))
+
+    assert store.manifest(0).verdict == "promoted"
+    assert store.aliases()["stable"] == 0
 
 
 def test_version_has_the_fence_of_its_snapshot(scene: Scene) -> None:

@@ -13,14 +13,15 @@ import pytest
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import parse_spec
 from freshet.config.spec.topics import topics_of
-from freshet.errors import Fenced
+from freshet.errors import Fenced, Unavailable
 from freshet.log import EventLog
 from freshet.log.context import ModelContext
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.model import DenseModel, build_model
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs, inputs_of
-from freshet.trainer.version_writer import JUDGING, Pins, Snapshot, VersionWriter
+from freshet.trainer.version_writer import JUDGING, Pins, Snapshot, VersionWriter, restart_point
 from freshet.types import Fence
+from freshet.versions import Manifest
 from freshet.versions.folder import FolderVersionStore
 from freshet.versions.promotions import move
 
@@ -191,6 +192,46 @@ def test_only_the_first_leader_writes_version_0(tmp_path: Path, bench: Bench) ->
 
     assert store.numbers() == [0]
     assert store.aliases()["stable"] == 0
+
+
+class Interrupted(FolderVersionStore):
+    """Fails at the first verdict, after the version was stored."""
+
+    interruptions = 1
+
+    def judge(self, number: int, verdict: str, reason: str) -> Manifest:
+        if self.interruptions:
+            self.interruptions -= 1
+            raise Unavailable("the store is away")
+        return super().judge(number, verdict, reason)
+
+
+@pytest.mark.parametrize(("finite", "verdict", "stable"), [(True, "promoted", 0), (False, "held", None)])
+def test_interrupted_promotion_of_version_0_is_completed(
+    tmp_path: Path, bench: Bench, finite: bool, verdict: str, stable: int | None
+) -> None:
+    bench.version_writer.store = store = Interrupted(tmp_path / "others")
+    snapshot = replace(bench.snapshot(), finite=finite)
+    with pytest.raises(Unavailable):
+        bench.version_writer.begin(snapshot)
+    assert store.aliases().get("stable") is None
+
+    bench.version_writer.begin(snapshot)
+
+    assert (store.numbers(), store.manifest(0).verdict) == ([0], verdict)
+    assert store.aliases().get("stable") == stable
+
+
+def test_interrupted_nan_version_is_no_restart_point(tmp_path: Path, bench: Bench) -> None:
+    bench.version_writer.store = Interrupted(tmp_path / "versions")
+    with pytest.raises(Unavailable):
+        bench.version_writer.next(replace(bench.snapshot(), finite=False))
+
+    start = restart_point(bench.store, "hash", "log")
+
+    assert bench.store.numbers() == [0, 1]
+    assert start is not None
+    assert start.number == 0
 
 
 @pytest.mark.parametrize("content", [b"x", b"", b"92", b"999999999999999999"])
