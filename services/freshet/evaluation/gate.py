@@ -5,7 +5,7 @@ Pure: the trainer supplies the predictions (PROTOCOL 23). Shape letters: B sampl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,8 +52,8 @@ def judge(
       the spec allows. With fewer than `serve.gate.samples` samples of the label, the difference must exceed
       chance too.
 
-    One sample cannot decide: outliers among a label's numbers do not count (`outlier_bound`), and the largest
-    hundredth of both versions' losses counts as the next smaller loss (`winsor_bound`).
+    One sample cannot decide: outliers among a label's numbers do not count (`outlier_bound`), and of each
+    class the largest hundredth of both versions' losses counts as the next smaller loss (`winsor_bound`).
     """
     wrong = int((~np.isfinite(candidate.predictions)).sum())
     if wrong:
@@ -73,7 +73,7 @@ def judge(
             continue
         now = _Head.select(candidate, label, mine)
         then = _Head.select(stable, label, mine) if stable is not None else None
-        most = winsor_bound(np.concatenate([head.losses for head in (now, then) if head is not None]))
+        most = _bounds([head for head in (now, then) if head is not None])
         now, then = replace(now, most=most), None if then is None else replace(then, most=most)
         for violation in _violations(gate, label, now, then, enough=len(now.y) >= gate.samples):
             return Verdict(False, f"{label.name}: {violation}, on {len(now.y):,} samples")
@@ -89,7 +89,7 @@ class _Head:
     y: F64
     w: F64
     number: bool
-    most: float = float("inf")  # losses are clipped to this
+    most: F64 | float = float("inf")  # (B,) losses are clipped to this
 
     @classmethod
     def select(cls, scored: VersionPredictions, label: Label, mine: Bool) -> _Head:
@@ -139,6 +139,18 @@ class _Head:
             return f"logloss {self.loss:.4f}"
         entropy = -rate * np.log(rate) - (1 - rate) * np.log1p(-rate)
         return f"normalised entropy {self.loss / entropy:.4f}"
+
+
+def _bounds(heads: Sequence[_Head]) -> F64:
+    """Return the (B,) bounds of the losses of versions, by class: labels above 0 and 0, or numbers and 0.
+
+    One bound for both would clip nearly all losses of a rare class to those of the other: of a label that is
+    true once in 200 samples, the model that spreads its predictions most would seem the best.
+    """
+    most = np.full(len(heads[0].y), np.inf)
+    for of_class in (heads[0].y != 0, heads[0].y == 0):
+        most[of_class] = winsor_bound(np.concatenate([head.losses[of_class] for head in heads]))
+    return most
 
 
 def _violations(gate: Gate, label: Label, now: _Head, then: _Head | None, *, enough: bool) -> Iterator[str]:

@@ -62,6 +62,18 @@ def test_normalised_entropy_above_the_limit_holds_a_version() -> None:
     assert "(allowed 1.0%)" in verdict.reason
 
 
+def test_the_better_version_of_a_rare_label_is_promoted() -> None:
+    """With one bound of losses for both classes, nearly all true samples would count as false ones do."""
+    good = [scored(50_000, rate=0.003, seed=seed) for seed in range(3)]
+    noisy = [scored(50_000, rate=0.003, noise=1.0, factor=0.65, seed=seed) for seed in range(3)]
+    for one, other in zip(good, noisy, strict=True):
+        assert 0.9 < float(other.predictions.sum() / one.predictions.sum()) < 1.1
+        verdict = judge(SPEC, other, one)
+        assert not verdict.promote, verdict.reason
+        assert "worse than stable's" in verdict.reason
+        assert judge(SPEC, one, other).promote
+
+
 def test_the_allowed_difference_comes_from_the_spec() -> None:
     gate = replace(SPEC.serve.gate, ne_worse=10.0, calibration=(0.0, 10.0))
     spec = replace(SPEC, serve=replace(SPEC.serve, gate=gate))

@@ -281,3 +281,8 @@ class _Rules(Requirements):
             low <= 1 <= high and low != high, "serve.gate.calibration", serve.gate.calibration,
             "two rising numbers around 1", "calibration: allowed mean prediction / mean label",
         )  # fmt: skip
+        self.require(
+            serve.gate.floor <= serve.gate.samples, "serve.gate.floor", serve.gate.floor,
+            f"at most serve.gate.samples, {serve.gate.samples}",
+            "versions are compared on so many samples: with a higher floor every version would be held",
+        )  # fmt: skip

@@ -305,6 +305,7 @@ def test_broken_rule_names_the_expectation(old: str, new: str, expected: str) ->
     [
         ("[serve]\nexplore = { policy = 'epsilon' }", "a number above 0 and up to 1"),
         ("[serve]\ngate = { calibration = [1.1, 1.2] }", "two rising numbers around 1"),
+        ("[serve]\ngate = { samples = 50 }", "at most serve.gate.samples, 50"),
         ("[serve]\ngate = { calibration = [0.9] }", "a list of 2 values"),
         ("[model]\nexperts = ['wide']\ndeep = [8]", 'no such key unless experts hold "deep"'),
         (
