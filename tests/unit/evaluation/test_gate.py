@@ -131,6 +131,23 @@ def test_few_extreme_labels_do_not_promote_a_bad_version(extreme: float, times: 
     assert not judge(NUMBER, number(60.0), number(1.0)).promote
 
 
+def test_a_number_that_is_rarely_nonzero_is_judged_by_both() -> None:
+    """With one bound for both classes, errors of 15 at the 20 numbers count as those of zeros do."""
+    rng = np.random.default_rng(0)
+    y = np.where(np.arange(20_000) < 20, 30, 0).astype(np.float32)
+    sign = np.where(np.arange(20_000) % 2, 1, -1)
+    right = y + rng.normal(size=20_000)
+
+    def number(error: float) -> VersionPredictions:
+        p = (right + np.where(y > 0, error * sign, 0))[:, None].astype(np.float32)
+        return VersionPredictions(p, np.zeros(20_000, np.uint8), y, np.ones(20_000, np.float32))
+
+    verdict = judge(NUMBER, number(15.0), number(0.0))
+    assert not verdict.promote
+    assert "worse than stable's" in verdict.reason
+    assert judge(NUMBER, number(0.0), number(15.0)).promote
+
+
 @pytest.mark.parametrize("extreme", [0.0, 1.0])
 def test_few_certain_and_wrong_predictions_do_not_hold_a_version(extreme: float) -> None:
     candidate, stable = scored(noise=0.0), scored(noise=0.2)

@@ -284,5 +284,5 @@ class _Rules(Requirements):
         self.require(
             serve.gate.floor <= serve.gate.samples, "serve.gate.floor", serve.gate.floor,
             f"at most serve.gate.samples, {serve.gate.samples}",
-            "versions are compared on so many samples: with a higher floor every version would be held",
+            "a higher floor holds every version; where samples is below the default of floor, set floor, too",
         )  # fmt: skip

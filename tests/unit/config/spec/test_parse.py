@@ -305,7 +305,6 @@ def test_broken_rule_names_the_expectation(old: str, new: str, expected: str) ->
     [
         ("[serve]\nexplore = { policy = 'epsilon' }", "a number above 0 and up to 1"),
         ("[serve]\ngate = { calibration = [1.1, 1.2] }", "two rising numbers around 1"),
-        ("[serve]\ngate = { samples = 50 }", "at most serve.gate.samples, 50"),
         ("[serve]\ngate = { calibration = [0.9] }", "a list of 2 values"),
         ("[model]\nexperts = ['wide']\ndeep = [8]", 'no such key unless experts hold "deep"'),
         (
@@ -334,6 +333,24 @@ def test_invalid_section_names_the_expectation(tail: str, expected: str) -> None
         parse_spec(WHOLE + tail)
 
     assert caught.value.expected.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("gate", "floor", "samples"),
+    [("samples = 50", 100, 50), ("samples = 50, floor = 51", 51, 50), ("floor = 2001", 2001, 2000)],
+)
+def test_a_floor_above_the_samples_is_refused(gate: str, floor: int, samples: int) -> None:
+    """A default floor is not lowered in silence: the message names it, and the key to set."""
+    assert refusal(f"{WHOLE}[serve]\ngate = {{ {gate} }}") == (
+        f"freshet.toml: serve.gate.floor = {floor}\n"
+        f"  expected at most serve.gate.samples, {samples}\n"
+        "  a higher floor holds every version; where samples is below the default of floor, set floor, too"
+    )
+
+
+def test_a_floor_equal_to_the_samples_is_accepted() -> None:
+    gate = parse_spec(WHOLE + "[serve]\ngate = { samples = 50, floor = 50 }").serve.gate
+    assert (gate.samples, gate.floor) == (50, 50)
 
 
 def test_multiplied_vectors_must_have_one_length() -> None:
