@@ -157,9 +157,10 @@ size_t Store::spill(Group& group, uint32_t bucket, size_t want, bool full) {
     }
   }
   std::vector<uint32_t> numbers;
-  const bool fits = cold.file.take(n_pages, spill.log.size() + spill.base.size(), cold.pages_of_merge(), numbers);
-  if (!fits) cold.full = true;
-  if (!fits) return gone;
+  if (!cold.file.take(n_pages, spill.log.size() + spill.base.size(), cold.pages_of_merge(), numbers)) {
+    cold.full = true;
+    return gone;
+  }
   if (!spill.merge) cold.full = false;  // a merge may fit where rows that leave memory do not
   transfers.clear();
   for (size_t i = 0; i < n_pages; i++) {
@@ -282,7 +283,7 @@ size_t Store::spill_round() {
       cold_->movable = 0;
     }
     const double used = static_cast<double>(hot_bytes());
-    if (used <= limit * kSpillTo || cold_->stop) break;
+    if (used <= limit * kSpillTo || cold_->stop || (is_full() && n >= spec_.buckets)) break;
     const double share = std::max(1.0 - limit * kSpillTo / used, kLeastShare);
     const uint32_t bucket = cold_->cursor++ & (spec_.buckets - 1);
     for (const auto& group : groups_) {

@@ -110,9 +110,8 @@ class OneBitAdam:
         self._norms: deque[float] = deque(maxlen=self._window + 1)
         self._refreshed = 0  # steps since the variance changed
         self._alert = 0  # steps for which it is refreshed more often
-        self._largest = (1 - self.betas.first) / math.sqrt(
-            1 - self.betas.second
-        )  # of Adam's steps, over its rate
+        # The largest of Adam's steps, over its rate: that of a value whose first gradient comes late.
+        self._largest = (1 - self.betas.first) / math.sqrt(1 - self.betas.second)
         self._pending: F32 = np.zeros(size, np.float32)  # gradient that is left out of the exchange
         self._active: I64 = np.empty(0, np.int64)
         self._exchange = TwoPhase(SignCodec(), 0)
@@ -199,9 +198,8 @@ class OneBitAdam:
         self._norms.clear()
         self._norms.extend(state["norms"].tolist())
         self.drift.fast, self.drift.slow = state["losses"].tolist()
-        self.drift.variance = float(
-            state.get("loss_variance", [0.0])[0]
-        )  # states of earlier releases have none
+        variance = state.get("loss_variance")  # states of earlier releases have none
+        self.drift.variance = 0.0 if variance is None else float(variance[0])
         self._active = np.flatnonzero(np.unpackbits(state["active"], count=self.size))
         self._exchange = TwoPhase(SignCodec(), len(self._active))
         self.reset()
