@@ -27,9 +27,20 @@ from freshet.types import U8, Bucket, Fence, Flush, OffsetRange, RowRuns, TimeMs
 from tests.fixtures.shards import PARSED, loaded
 from tests.fixtures.tables import disk_folder
 
+ROWS = 4_000
+
 
 def bound_of(memory_bytes: int) -> RowsBound:
     return RowsBound(memory_bytes, str(disk_folder()))
+
+
+def filled(log: EventLog, rows: SqliteRowStore) -> Shard:
+    """A shard with more rows than its memory takes, all stored."""
+    shard = loaded(log, rows, 10, bound=bound_of(100_000))
+    keys = [(0, key * 0x9E3779B97F4A7C15 % (1 << 64)) for key in range(1, ROWS + 1)]
+    shard.push(push_of({0: (0, 1)}, dict.fromkeys(keys, [1.0] * WIDTH)))
+    shard.flush()
+    return shard
 
 
 def test_changed_rows_on_disk_are_flushed_in_parts(
@@ -70,10 +81,7 @@ def test_buckets_are_replaced_in_parts(
 ) -> None:
     """As after a failover that took a round's writes back: all at once would be all rows in memory."""
     rows = SqliteRowStore(tmp_path / "rows.sqlite")
-    shard = loaded(log, rows, 10, bound=bound_of(100_000))
-    keys = [(0, key * 0x9E3779B97F4A7C15 % (1 << 64)) for key in range(1, 4_001)]
-    shard.push(push_of({0: (0, 1)}, dict.fromkeys(keys, [1.0] * WIDTH)))
-    shard.flush()
+    shard = filled(log, rows)
     whole: list[int] = []
     write = rows.flush
 
@@ -85,9 +93,9 @@ def test_buckets_are_replaced_in_parts(
 
     monkeypatch.setattr(rows, "flush", replaced)
     shard.flush()
-    assert max(whole) < len(keys) / 2
-    assert sum(whole) == len(keys)
-    assert shard.buckets.count_stored().sum() == len(keys)
+    assert max(whole) < ROWS / 2
+    assert sum(whole) == ROWS
+    assert shard.buckets.count_stored().sum() == ROWS
     rows.close()
 
 
@@ -96,10 +104,7 @@ def test_buckets_to_replace_are_not_forgotten(
 ) -> None:
     """A flush of later changes alone might be accepted once the store has lost more."""
     rows = SqliteRowStore(tmp_path / "rows.sqlite")
-    shard = loaded(log, rows, 10, bound=bound_of(100_000))
-    keys = [(0, key * 0x9E3779B97F4A7C15 % (1 << 64)) for key in range(1, 4_001)]
-    shard.push(push_of({0: (0, 1)}, dict.fromkeys(keys, [1.0] * WIDTH)))
-    shard.flush()
+    shard = filled(log, rows)
     outcomes: list[tuple[bool, int]] = []
     failed: list[bool] = []
     write = rows.flush
@@ -123,7 +128,7 @@ def test_buckets_to_replace_are_not_forgotten(
     written = [n for whole, n in outcomes if whole]
     assert [whole for whole, _ in outcomes[: len(written)]] == [True] * len(written)
     assert sum(written) > len(shard.owned()) / 2
-    assert shard.buckets.count_stored().sum() == len(keys)
+    assert shard.buckets.count_stored().sum() == ROWS
     rows.close()
 
 
