@@ -31,7 +31,8 @@ CARRY = "reduce/carry"
 """Name of the carry; absent while it is zero."""
 
 MEAN_CARRY = "reduce/mean_carry"
-"""Name of a carry of 1-bit Adam: a step adds it to the mean gradient, and leaves the variance as it is."""
+"""Name of a carry of 1-bit Adam: a step adds it to the mean gradient, and leaves the variance as it is after
+the warm-up."""
 
 
 @runtime_checkable
@@ -216,7 +217,8 @@ class GradientSums:
         if self.carry_of_mean:
             gradient += self.carry * self._rows(lane)
             assert self.adam is not None
-            self.adam.freeze_variance()
+            if not (isinstance(self.reducer, MomentumReducer) and self.reducer.warms_up):
+                self.adam.freeze_variance()
         else:
             gradient += self.carry
         self.carry = None

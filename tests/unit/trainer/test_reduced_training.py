@@ -22,6 +22,7 @@ from freshet.trainer.reducers.one_bit_adam import CATCH_UP, MomentumReducer, One
 from freshet.trainer.state_sync import pack_arrays, unpack_arrays
 from freshet.types import F32, F64
 from tests.fixtures.local_ranks import Member, Together, at_once, results_of
+from tests.fixtures.rounded_sums import RoundedSums
 from tests.fixtures.specs import make_batch, make_spec
 
 BATCH = 16
@@ -97,7 +98,12 @@ def after_warmup(name: str, ranks: Sequence[Rank]) -> None:
     """Let ranks of 1-bit Adam begin with a frozen variance: that of a step of whole gradients."""
     if name != "1bit-adam":
         return
-    together(ranks, lambda rank, group: rank.steps(group, 1))
+
+    def phase(rank: Rank, group: Member) -> None:
+        rank.steps(group, 1)
+        rank.flush(group)
+
+    together(ranks, phase)
     for rank in ranks:
         reducer = cast(MomentumReducer, rank.sums.reducer)
         momentum = reducer.momentum
@@ -225,6 +231,7 @@ def simulated(weights: F64, steps: int, group: int) -> dict[int, F64]:
     m, v = np.zeros(size), np.zeros(size)
     v_steps, frozen_at, since = 0, 0, 0
     errors, owned = np.zeros((WORKERS, size)), np.zeros(size)
+    sums = RoundedSums(WORKERS, size)
     norms, found = [], {}
 
     def signs(values: F64) -> F64:
@@ -242,11 +249,13 @@ def simulated(weights: F64, steps: int, group: int) -> dict[int, F64]:
                 frozen_at = t
         since += frozen_at > 0
         if not frozen_at:
-            m, v, v_steps = 0.9 * m + 0.1 * g.sum(0), 0.999 * v + 0.001 * g.sum(0) ** 2, v_steps + 1
+            whole = sums.sum(g)
+            m, v, v_steps = 0.9 * m + 0.1 * whole, 0.999 * v + 0.001 * whole**2, v_steps + 1
         elif since == REFRESH:  # of a weight of 32 steps at most
-            m = 0.9 * m + 0.1 * g.sum(0)
+            whole = sums.sum(g)
+            m = 0.9 * m + 0.1 * whole
             before = np.sqrt(v) + 1e-8
-            v = 0.999**32 * v + (1 - 0.999**32) * g.sum(0) ** 2
+            v = 0.999**32 * v + (1 - 0.999**32) * whole**2
             v_steps, since = v_steps + 32, 0
             errors, owned = (e * before / (np.sqrt(v) + 1e-8) for e in (errors, owned))
         else:  # momenta as steps, over the root of the variance
@@ -307,8 +316,7 @@ def test_one_bit_adam_goes_the_way_of_its_simulation(kind: str) -> None:
 
 def test_every_reducer_adds_a_carry_of_the_mean_gradient() -> None:
     before = Rank("1bit-adam", 0)
-    before.learn()
-    before.model.step([before.lane])
+    after_warmup("1bit-adam", [before])
     before.sums.carry = np.full(len(before.put), 0.5, np.float32)
     before.sums.carry_of_mean = True
     assert MEAN_CARRY in before.sums.state()
@@ -325,6 +333,21 @@ def test_every_reducer_adds_a_carry_of_the_mean_gradient() -> None:
         assert rank.sums.carry is None
 
 
+def test_a_carry_in_the_warm_up_moves_the_variance() -> None:
+    """A flush after each step must not leave the variance at 0."""
+    rank = Rank("1bit-adam", 0)
+
+    def phase(rank: Rank, group: Member) -> None:
+        rank.step(group)
+        rank.flush(group)
+
+    for _ in range(3):
+        together([rank], phase)
+
+    assert rank.sums.carry is not None
+    assert cast(FreezesVariance, rank.model).variance_steps == 3
+
+
 def test_variance_counts_the_steps_of_a_rank_alone() -> None:
     rank = Rank("1bit-adam", 0)
     after_warmup("1bit-adam", [rank])
@@ -334,7 +357,8 @@ def test_variance_counts_the_steps_of_a_rank_alone() -> None:
 
     together([rank], lambda rank, group: rank.steps(group, 1))
 
-    assert cast(FreezesVariance, rank.model).variance_steps == 1 + 10 + 1
+    alone = 10 - 1  # one adds the carry of the flush before, and leaves the variance as it is
+    assert cast(FreezesVariance, rank.model).variance_steps == 1 + alone + 1
     assert rank.model.step_count == 12
 
 

@@ -16,6 +16,8 @@ the sum over ranks is the mean gradient.
 
 Ours differs from the paper in these:
 
+- Whole gradients travel in int8 with error feedback (`TwoPhase`), a quarter of the bytes. Their squares make
+  the variance of values far below their group's largest larger than it is, and so their steps shorter.
 - A stream drifts, so the variance is refreshed: each `refresh_steps` a whole gradient is summed and moves it,
   with the weight of the steps since the last, at most `CATCH_UP`. For a window of the variance after a jump
   of the loss (`drift`), that happens each `ALERT_STEPS`: the variance follows as fast as Adam's own.
@@ -48,7 +50,7 @@ from numpy.typing import NDArray
 from freshet.model import FreezesVariance
 from freshet.trainer.reducers import Collectives
 from freshet.trainer.reducers.drift import Drift
-from freshet.trainer.reducers.group_codecs import SignCodec
+from freshet.trainer.reducers.group_codecs import IntegerCodec, SignCodec
 from freshet.trainer.reducers.two_phase import TwoPhase
 from freshet.types import F32, I64
 
@@ -115,6 +117,7 @@ class OneBitAdam:
         self._pending: F32 = np.zeros(size, np.float32)  # gradient that is left out of the exchange
         self._active: I64 = np.empty(0, np.int64)
         self._exchange = TwoPhase(SignCodec(), 0)
+        self._sums = TwoPhase(IntegerCodec(8), size)  # of whole gradients
 
     def observe(self, loss: float) -> None:
         """Take the mean loss of the last step over all ranks, equal on all."""
@@ -134,7 +137,7 @@ class OneBitAdam:
         if not self.frozen and self._is_steady(moments):
             self._freeze(moments)
         if not self.frozen:
-            group.reduce([gradient])
+            self._sums.reduce(group, gradient)
             self.variance_steps += 1
             return False
         self._refreshed += 1
@@ -159,11 +162,12 @@ class OneBitAdam:
 
         Raises RankLost as `reduce` does.
         """
-        rest = self._pending.copy()
+        rest = self._pending + self._sums.undelivered(group)
         if self.frozen:
             rest[self._active] += self._undelivered(group, self._scaling(moments))
-            self.reset()
-            group.reduce([rest])
+        self.reset()
+        group.reduce([rest])
+        if self.frozen:
             fresh = np.where(moments.second > 0, np.float32(0), rest)
             if fresh.any():
                 moments.second[:] += (1 - self._kept()) * np.square(fresh)
@@ -174,6 +178,7 @@ class OneBitAdam:
         """Forget residuals."""
         self._pending.fill(0)
         self._exchange.reset()
+        self._sums.reset()
 
     def state(self) -> Mapping[str, NDArray[Any]]:
         """Return all that ranks must have equal, for the dense state, right after a flush.
@@ -261,7 +266,7 @@ class OneBitAdam:
         """Sum the whole gradient, and move the variance by its square."""
         gradient += self._pending
         self._pending.fill(0)
-        group.reduce([gradient])
+        self._sums.reduce(group, gradient)
         kept = self._kept()
         moments.second[:] = kept * moments.second + (1 - kept) * np.square(gradient)
         self.variance_steps += min(self._refreshed, CATCH_UP)
@@ -294,6 +299,11 @@ class MomentumReducer:
 
     def __init__(self, momentum: OneBitAdam, model: FreezesVariance) -> None:
         self.momentum, self._model = momentum, model
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether the variance is not frozen yet."""
+        return not self.momentum.frozen
 
     def reduce(self, group: Collectives, gradient: F32) -> None:
         """Replace this rank's addend of the (d,) mean gradient by what Adam is to step with.
