@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from freshet.adapters import open_eventlog
 from freshet.cli import peek
 from freshet.coordination.claims import Claims
-from freshet.errors import ConfigError, DataLost, Mismatch, TooLarge, Unavailable
+from freshet.errors import ConfigError, Corrupt, DataLost, Mismatch, TooLarge, Unavailable
 from freshet.log import EventLog, Reader, Writer
 from freshet.testing.conditions import wait_until
 from freshet.testing.contracts.eventlog import answered, append_to, read_all
@@ -217,6 +217,26 @@ def test_a_topic_made_anew_is_data_lost_to_who_reads_it(
         return False
 
     wait_until("the reader is told", is_told, within_s=DEADLINE_S)
+
+
+def test_a_damaged_batch_ends_the_reader_and_is_not_passed(log: EventLog, kafka: Kafka, prefix: str) -> None:
+    writer = log.writer()
+    for value in (b"a", b"damaged" * 50, b"c"):
+        writer.append([append_to(T, [value])])
+    segment = kafka.certificate.parent / "data" / f"{prefix}.t-0" / f"{0:020}.log"
+    data = segment.read_bytes()
+    second = 12 + int.from_bytes(data[8:12], "big")  # the first batch: its offset, its length, the rest
+    with segment.open("r+b") as file:
+        file.seek(second + data[second:].index(b"damaged"))
+        file.write(b"D")
+    reader = log.reader()
+    reader.assign({T: 0})
+
+    def passes() -> bool:
+        return any(records.next_offset > 1 for _, records in reader.poll(10, 0.1))
+
+    with pytest.raises(Corrupt, match="found a damaged batch at offset 1"):
+        wait_until("the damage is found, or passed", passes, within_s=DEADLINE_S)
 
 
 def test_a_topic_that_takes_smaller_records_says_what_to_change(

@@ -20,9 +20,9 @@ import structlog
 from confluent_kafka import Consumer
 from confluent_kafka.cimpl import Message
 
-from freshet.errors import DataLost, Unavailable
+from freshet.errors import Corrupt, DataLost, Unavailable
 from freshet.log.kafka.admin import KafkaAdmin
-from freshet.log.kafka.connection import LOST, UNKNOWN, LastError, family, translated
+from freshet.log.kafka.connection import DAMAGED, LOST, UNKNOWN, LastError, family, translated
 from freshet.observability.skipped_state import count_tombstones
 from freshet.types import I64, BytesColumn, LogId, Records, TopicPartition
 
@@ -225,12 +225,13 @@ CLIENT: Mapping[str, Any] = {
     "enable.auto.commit": False,  # positions belong to the stores, never to a group
     "enable.auto.offset.store": False,
     "auto.offset.reset": "error",  # an absent offset is a loss, never a new beginning
+    "check.crcs": True,  # neither brokers that serve nor clients that read check batches by default
     "fetch.queue.backoff.ms": 10,  # the default of 1 s stalls a fast reader
     "queued.max.messages.kbytes": 16 << 10,
     "fetch.message.max.bytes": 4 << 20,
     "fetch.wait.max.ms": 250,
 }
-"""Settings of librdkafka for a reader; users cannot change the first four."""
+"""Settings of librdkafka for a reader; users cannot change the first five."""
 
 
 class KafkaReader:
@@ -282,6 +283,7 @@ class KafkaReader:
         Raises:
             ValueError: `max_records` is less than 1.
             DataLost: retention has removed the next offset, or the topic was created anew.
+            Corrupt: a batch of records fails its checksum.
             Unavailable: brokers do not answer, or the reader was closed.
         """
         if max_records < 1:
@@ -370,6 +372,11 @@ class KafkaReader:
         at = f"{self._topics.get(str(message.topic()), message.topic())}[{message.partition()}]"
         if error.code() in LOST:
             raise family(error, f"{at}: retention has removed the next record, or the log has lost writes")
+        if error.code() in DAMAGED:
+            raise Corrupt(
+                f"{at}: expected whole records, found a damaged batch at offset {message.offset()}:"
+                f" {error.str()}\n  make a replica that is whole the partition's leader, and start again"
+            )
         if error.code() in UNKNOWN:
             self._ids_requested_s = float("-inf")  # perhaps it was deleted
         else:
