@@ -195,9 +195,9 @@ class BatchPipeline(RunStream):
         """Wait until all pushes are acknowledged; see the protocol."""
         return all(lane.flush(wait_s) for lane in self._lanes)
 
-    def abandon(self, lane: int) -> None:
-        """Issue the batches again that the lost trainer of a prefetching lane holds."""
-        self._prefetching[lane].abandon()
+    def abandon(self, lane: int, batches: Sequence[TrainBatch]) -> None:
+        """Issue again the batches that the lost trainer of a prefetching lane holds."""
+        self._prefetching[lane].abandon(batches)
 
     def recent(self, rows: int) -> Sequence[ModelInputs]:
         """Return the newest learned samples; see the protocol."""

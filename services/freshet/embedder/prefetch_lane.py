@@ -140,7 +140,7 @@ class PrefetchLane(Lane):
             raise ValueError(f"a batch of {batch.ranges} is returned that is not out")
         copies = flight.slot.copy_gradients(gradients) if gradients is not None else None
         with self._changed:
-            self._out.pop(id(batch), None)
+            del self._out[id(batch)]
             void = flight.epoch != self._epoch or self._closed
             if copies is not None and not void:
                 flight.since = self._clock.monotonic()
@@ -160,11 +160,14 @@ class PrefetchLane(Lane):
         if not void:
             self.void("the trainer returned a batch unused")
 
-    def abandon(self) -> None:
-        """Issue the batches again that the lost trainer holds."""
+    def abandon(self, batches: Sequence[TrainBatch]) -> None:
+        """Issue batches again that the lost trainer holds.
+
+        Those that a call of `next_batch` or `push_gradients` is working on are not among them: the call finds
+        them void.
+        """
         with self._changed:
-            left = list(self._out.values())
-            self._out.clear()
+            left = [self._out.pop(id(batch)) for batch in batches]
         for flight in left:
             self._drop(flight)
         self.void("the trainer disconnected")
@@ -400,7 +403,7 @@ class PrefetchLane(Lane):
             with self._changed:
                 flight.early = False
                 self.counts.lookup_s += self._clock.monotonic() - flight.since
-                dropped = flight.dropped and not flight.in_lookup
+                dropped = flight.dropped
             if dropped:
                 self._free(flight.slot)
             self._notify()
@@ -426,22 +429,14 @@ class PrefetchLane(Lane):
             if not flight.ready:
                 self._look_up(flight)
         with self._changed:
-            is_abandoned = self._out.get(id(flight.batch)) is not flight
-            is_owed = flight.dropped and flight.in_lookup and not flight.early  # the slot: no lookup frees it
             flight.in_lookup = False
-            if not is_abandoned:
-                if flight.permit and flight.ready and flight.epoch == self._epoch:
-                    return True
-                del self._out[id(flight.batch)]
-                if flight.epoch == self._epoch and not self._closed:
-                    self._ready.appendleft(flight)
-                    return False
-        if not is_abandoned:
-            self._drop(flight)
-            return False
-        self._context.limiter.hold(flight.permit)  # acquired after the batch was dropped
-        if is_owed:
-            self._free(flight.slot)
+            if flight.permit and flight.ready and flight.epoch == self._epoch:
+                return True
+            del self._out[id(flight.batch)]
+            if flight.epoch == self._epoch and not self._closed:
+                self._ready.appendleft(flight)
+                return False
+        self._drop(flight)
         return False
 
     def _can_take(self) -> bool:

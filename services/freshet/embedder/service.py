@@ -91,6 +91,7 @@ class _Feed:
     header: RequestHeader
     applied: dict[int, int]  # the newest dense vector of the rank
     out: dict[int, tuple[int, TrainBatch]] = field(default_factory=dict)  # id -> (lane of the stream, batch)
+    turn: int = 0  # requests so far: each begins with another lane
 
 
 Streams = Callable[[LaneShape, Callable[[int], Mapping[int, Sequence[int]]]], tuple[BatchPipeline, list[int]]]
@@ -100,7 +101,9 @@ Streams = Callable[[LaneShape, Callable[[int], Mapping[int, Sequence[int]]]], tu
 class BatchServer:
     """Serves one stream at a time, to the newest quorum. Thread-safe.
 
-    It opens a new stream when the number of ranks or lanes changes, and after `renew`.
+    It opens a new stream when the number of ranks or lanes changes, and after `renew`. A batch that is out is
+    in `_Feed.out`, or one request takes or returns it; then only this request pushes it. So a connection or a
+    stream may end between any two steps of a request.
     """
 
     def __init__(self, names: Names, open_stream: Streams) -> None:
@@ -113,8 +116,8 @@ class BatchServer:
         self._lanes_of: dict[int, list[int]] = {}  # trainer lane -> lanes of the stream
         self._feeds: dict[int, _Feed] = {}  # by trainer lane
         self._fences: dict[int, Fence] = {}  # newest fence of each rank
-        self._turns: dict[int, int] = {}
         self._next_id = 0
+        self._closed = False
         self.failed: Exception | None = None  # of the log, the rows or a lane, which ends the embedder
         self.served_batches = self.served_samples = self.served_bytes = 0
         self.rewinds = self.void_rows = 0  # of streams that have ended
@@ -140,19 +143,17 @@ class BatchServer:
 
         Raises:
             Fenced: a newer process or quorum replaced the rank.
-            Unavailable: this embedder owns no partition of the lane now.
+            Unavailable: this embedder owns no partition of the lane now, or stops.
         """
         header, applied = decode_header(frame, Kind.NEXT_BATCH)
-        stream, feed = self._connect(header, applied)
+        stream, lanes, feed = self._connect(header, applied)
         feeds.add((header.global_lane, header.feed))
-        with self._changed:
-            lanes = list(self._lanes_of.get(header.global_lane, ()))
-            turn = self._turns[header.global_lane] = self._turns.get(header.global_lane, 0) + 1
         if not lanes:
             raise Unavailable(
                 f"no partition of lane {header.global_lane} of {self._shape} is owned by this embedder"
             )
-        first = turn % len(lanes)
+        feed.turn += 1
+        first = feed.turn % len(lanes)
         order = [*lanes[first:], *lanes[:first]]
         try:
             found = stream.next_batch_of(
@@ -227,8 +228,10 @@ class BatchServer:
             self._end_stream()
 
     def close(self) -> None:
-        """Push queued gradients, then close the stream. Idempotent."""
-        self.renew()
+        """Push queued gradients, then close the stream; later requests are refused. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._end_stream()
 
     def stream(self) -> BatchPipeline | None:
         """Return the present stream, for metrics."""
@@ -239,9 +242,14 @@ class BatchServer:
         with self._changed:
             return len(self._feeds)
 
-    def _connect(self, header: RequestHeader, applied: dict[int, int]) -> tuple[BatchPipeline, _Feed]:
+    def _connect(
+        self, header: RequestHeader, applied: dict[int, int]
+    ) -> tuple[BatchPipeline, list[int], _Feed]:
+        """Return the stream, its lanes of the request's trainer lane, and the feed; open what is missing."""
         shape = LaneShape(header.ranks, header.lanes)
         with self._changed:
+            if self._closed:
+                raise Unavailable("this embedder is stopping; the next owner of its partitions takes over")
             newest = max(self._fences.values(), default=Fence(-1))
             if header.fence < self._fences.get(header.rank, -1) or (
                 shape != self._shape and header.fence < newest
@@ -264,7 +272,7 @@ class BatchServer:
                 self._lanes_of = {}
                 for lane, place in enumerate(places):
                     self._lanes_of.setdefault(place, []).append(lane)
-            return self._stream, feed
+            return self._stream, list(self._lanes_of.get(header.global_lane, ())), feed
 
     def _applied_of(self, place: int) -> Mapping[int, Sequence[int]]:
         """Return the newest dense vector of a lane's rank. Lock-free: a closing stream may call it."""
@@ -274,10 +282,10 @@ class BatchServer:
         return {p: (offset,) for p, offset in feed.applied.items()}
 
     def _abandon(self, place: int, feed: _Feed) -> None:
-        feed.out.clear()
+        held, feed.out = list(feed.out.values()), {}
         if self._stream is not None:
             for lane in self._lanes_of.get(place, ()):
-                self._stream.abandon(lane)
+                self._stream.abandon(lane, [batch for of, batch in held if of == lane])
 
     def _end_stream(self) -> None:
         stream, self._stream = self._stream, None

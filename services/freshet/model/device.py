@@ -61,8 +61,11 @@ class CpuPlacement:
         return np.empty(shape, np.float32)
 
     def send(self, name: str, array: NDArray[Any]) -> torch.Tensor:
-        """Return a view of the array, of its shape and dtype."""
-        return torch.from_numpy(array)
+        """Return a view of the array, of its shape and dtype; of a copy if the array is read-only.
+
+        A tensor cannot be read-only. Columns of a received batch are, but not the large `host_array`.
+        """
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
 
     def fetch(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, F32]:
         """Return views of the tensors."""
@@ -98,7 +101,7 @@ class StagedPlacement:
     def send(self, name: str, array: NDArray[Any]) -> torch.Tensor:
         """Start a copy to a tensor of the array's shape and dtype; work in `running` is ordered after it."""
         flat = array.reshape(-1)
-        staged = self._staging(name, flat.size, torch.from_numpy(array).dtype)
+        staged = self._staging(name, flat.size, torch.from_numpy(np.empty(0, array.dtype)).dtype)
         if not np.shares_memory(flat, staged.numpy()):
             staged.numpy()[:] = flat
         sent = self._buffer(self._device, name, flat.size, staged.dtype, self.device)

@@ -34,6 +34,9 @@ log = structlog.get_logger("freshet.trainer")
 
 MODEL, MEASURES, VECTOR, TIMES = "model/", "measures/", "vector", "times"
 
+IDENTITY = "identity hash"
+"""The term by which ranks find out that they train different models."""
+
 
 @dataclass(slots=True)
 class Progress:
@@ -168,34 +171,34 @@ def terms_of(spec: Spec) -> dict[str, Any]:
     return terms | ({"train.average_every": train.average_every} if train.mode == "async" else {})
 
 
-def _check_terms(reports: Sequence[Mapping[str, Any]], rank: int) -> None:
+def _check_terms(reports: Sequence[Mapping[str, Any]], rank: int, spec_hash: str) -> None:
     """Compare the terms of all ranks with those of a rank that was in a quorum before, if there is one.
 
     If there are several such ranks, or none, the highest step decides, then the lowest rank. So a newcomer
-    with other terms ends, and the others go on. Keys that only one rank reports are not compared.
+    with other terms, or the spec of another model, ends, and the others go on. Keys that only one rank
+    reports are not compared.
 
     Raises:
         Mismatch: this rank has other terms.
         RankLost: another rank has, and ends.
     """
-    known = [i for i, report in enumerate(reports) if report["terms"]]
-    if not known:
-        return
-    source = max(known, key=lambda i: (reports[i]["synced"], reports[i]["step"], -i))
+    source = max(range(len(reports)), key=lambda i: (reports[i]["synced"], reports[i]["step"], -i))
     wanted = reports[source]["terms"]
 
     def differences(i: int) -> list[str]:
         found = reports[i]["terms"]
         keys = sorted(key for key in wanted.keys() & found.keys() if wanted[key] != found[key])
-        return [f"{key} = {found[key]!r}, and {wanted[key]!r} at rank {source}" for key in keys]
+        return [f"{key} = {found[key]!r}, expected {wanted[key]!r} as at rank {source}" for key in keys]
 
     if own := differences(rank):
+        hint = explain_defaults(spec_hash, wanted[IDENTITY])
         raise Mismatch(
             "this trainer was started with another spec than the ranks of its model\n  "
             + "\n  ".join(own)
             + "\n  restart all trainers with one spec"
+            + (f"\n{hint}" if hint else "")
         )
-    for i in known:
+    for i in range(len(reports)):
         if others := differences(i):
             raise RankLost(
                 f"rank {i} was started with {'; '.join(others)}: it ends; restart all trainers with one spec"
@@ -247,7 +250,7 @@ class DenseState:
         Raises:
             RankLost: a rank was lost, or ends because of its terms; the state is unchanged, or entirely that
                 of the source.
-            Mismatch: a rank has another spec, or this rank has other terms than the ranks that train.
+            Mismatch: this rank has another identity hash, or other terms, than the ranks that train.
             Corrupt: another rank's report or state cannot be decoded.
         """
         if group.size == 1:
@@ -261,14 +264,7 @@ class DenseState:
             "synced": self.synced,
         }
         reports = [_decode_report(part) for part in group.exchange(orjson.dumps(mine))]
-        others = [report["spec"] for report in reports if report["spec"] != self.spec_hash]
-        if others:
-            hint = explain_defaults(self.spec_hash, others[0])
-            raise Mismatch(
-                "the ranks of this model were started with different specs; start all with one"
-                + (f"\n{hint}" if hint else "")
-            )
-        _check_terms(reports, group.rank)
+        _check_terms(reports, group.rank, self.spec_hash)
         steps = [report["step"] for report in reports]
         source = steps.index(max(steps))
         data = group.broadcast(self.pack() if source == group.rank else None, source)
@@ -322,8 +318,8 @@ def _decode_report(data: bytes) -> dict[str, Any]:
         report = orjson.loads(data)
         return {
             "step": int(report["step"]),
-            "spec": str(report["spec"]),
-            "terms": dict(report.get("terms", {})),  # reports of earlier releases have none
+            # Reports of earlier releases have no further terms.
+            "terms": {**report.get("terms", {}), IDENTITY: str(report["spec"])},
             "synced": bool(report.get("synced")),
         }
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:

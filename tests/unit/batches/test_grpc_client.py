@@ -162,6 +162,20 @@ def test_moved_partitions_lose_and_repeat_no_sample(scene):
     assert stream.next_batch(0, 0.05) is None
 
 
+def test_rank_finds_another_embedder_while_one_stops(scene):
+    """Its server answers for a while after it has closed its batches, and owns the partitions until then."""
+    scene.append(0, [1])
+    first, second = scene.embedder([0]), scene.embedder([0])
+    owners = {0: first.address}
+    stream = scene.rank(lambda: owners)
+    first.batches.close()
+    wait_for(lambda: stream.next_batch(0, 0.01) is None and stream.counts.broken > 1, DEADLINE_S)
+    assert first.batches.stream() is None, "nothing would close it"
+
+    owners = {0: second.address}
+    assert await_batch(stream).sample_ids.tolist() == [1]
+
+
 def test_rank_waits_for_an_unreachable_embedder(scene):
     scene.append(0, [1])
     embedder = scene.embedder([0])

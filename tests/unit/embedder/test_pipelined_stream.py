@@ -163,7 +163,7 @@ def test_batches_of_a_lost_trainer_are_issued_again(scene):
     held = [await_batch(stream), await_batch(stream)]
     assert [batch.sample_ids.tolist() for batch in held] == [[0, 1], [2, 3]]
 
-    stream.abandon(0)
+    stream.abandon(0, held)
 
     for expected in ([0, 1], [2, 3], [4, 5]):
         batch = await_batch(stream)
@@ -184,7 +184,7 @@ def test_a_trainer_lost_during_a_lookup_costs_no_batch(scene):
         with ThreadPoolExecutor(1) as threads:
             taken = threads.submit(stream.next_batch, 0, DEADLINE_S)
             wait_for(lambda attempt=attempt: rows.lookups_asked == attempt, rows)
-            stream.abandon(0)
+            stream.abandon(0, [])
             rows.lookups.release()
             assert taken.result(DEADLINE_S) is None
     for _ in range(2):
@@ -215,7 +215,7 @@ def test_a_batch_lost_beside_a_push_is_freed_once(scene):
         deadline = time.monotonic() + DEADLINE_S
         while stream.limiter.waiting() < 1:
             assert time.monotonic() < deadline
-        stream.abandon(0)
+        stream.abandon(0, [])
         assert taken.result(DEADLINE_S) is None
     for _ in range(2):
         rows.lookups.release()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,15 @@ from tests.unit.model.networks import KINDS, same, spec_of
 
 GPU = torch.cuda.is_available()
 needs_gpu = pytest.mark.skipif(not GPU, reason="torch sees no GPU")
+
+
+@pytest.fixture
+def every_warning() -> Iterator[None]:
+    """Torch warns of some things once a process, perhaps in an earlier test."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(before)
 
 
 def built(spec: Spec, new_placement: Callable[[], Placement]) -> TorchDense:
@@ -79,6 +88,39 @@ def test_copies_through_staging_change_nothing(kind: str, reduced: bool) -> None
     same(state, staged_state)
     for a, b in zip(given, staged_given, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("new_placement", [CpuPlacement, lambda: StagedPlacement(torch.device("cpu"))])
+@pytest.mark.parametrize("size", [0, 3])
+def test_read_only_arrays_are_sent(
+    new_placement: Callable[[], Placement], size: int, every_warning: None
+) -> None:
+    """The columns of a batch that came from an embedder are views of its message."""
+    column = np.frombuffer(np.arange(size, dtype=np.float32).tobytes(), np.float32)
+
+    sent = new_placement().send("y", column)
+
+    sent += 1
+    assert sent.tolist() == list(range(1, size + 1))
+    assert column.tolist() == list(range(size))
+
+
+def test_writable_arrays_are_sent_without_a_copy() -> None:
+    column = np.zeros(3, np.float32)
+    assert np.shares_memory(CpuPlacement().send("y", column).numpy(), column)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_received_batches_are_trained_on(kind: str, every_warning: None) -> None:
+    spec = spec_of(kind)
+    batch = make_batch(spec, 16, np.random.default_rng(3))
+    labels = batch.labels
+    assert labels is not None
+    for array in (batch.dense, labels.index, labels.value, labels.weight):
+        array.setflags(write=False)
+    lane = built(spec, CpuPlacement).lane()
+
+    assert np.isfinite(lane.forward_backward(batch).predictions).all()
 
 
 def test_what_other_ranks_add_is_part_of_the_step() -> None:

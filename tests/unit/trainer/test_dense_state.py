@@ -10,6 +10,7 @@ import orjson
 import pytest
 from numpy.typing import NDArray
 
+from freshet.config.spec.identity import SpecHash
 from freshet.errors import Mismatch
 from freshet.model.hedge import HedgeDense
 from freshet.trainer.gradient_sums import GradientSums
@@ -111,10 +112,37 @@ def test_state_of_a_reducer_is_a_part_of_the_dense_state() -> None:
     assert cast(Counting, behind.sums.reducer).steps == 5, "a version of another reducer"
 
 
-def test_ranks_with_different_specs_refuse_to_train() -> None:
-    results = sync(state_of(0), state_of(0, spec_hash="y"), run=at_once)
+def test_rank_of_another_identity_ends_and_the_others_train() -> None:
+    """It may even have made more steps: the group that trains goes on."""
+    ranks, newcomer = [state_of(3), state_of(3)], state_of(4, spec_hash="y" * 64)
+    sync(*ranks)
 
-    assert all(isinstance(result, Mismatch) for result in results)
+    *lost, ended = sync(*ranks, newcomer, run=at_once)
+
+    assert isinstance(ended, Mismatch)
+    assert f"identity hash = '{'y' * 64}', expected 'x' as at rank 0" in str(ended)
+    assert [type(result) for result in lost] == [RankLost, RankLost]
+    assert str(lost[0]).startswith(f"rank 2 was started with identity hash = '{'y' * 64}'")
+    assert sync(*ranks) == [None, None], "the others form the next quorum"
+
+
+def test_groups_that_both_train_keep_the_one_ahead() -> None:
+    """A log that was away may part the ranks of a model, and a spec may change meanwhile."""
+    ahead, behind = state_of(3, spec_hash="y"), [state_of(2), state_of(2)]
+    sync(*behind)
+    sync(ahead)
+
+    results = sync(*behind, ahead, run=at_once)
+
+    assert [type(result) for result in results] == [Mismatch, Mismatch, RankLost]
+
+
+def test_identity_of_other_defaults_is_explained() -> None:
+    own = SpecHash.of("y", 2, {"x": 1})
+    results = sync(state_of(0), state_of(0, spec_hash=own), run=at_once)
+
+    assert [type(result) for result in results] == [RankLost, Mismatch]
+    assert "put `defaults = 1` at the top of the spec" in str(results[1])
 
 
 ONE, OTHER = {"train.reduce": "fp32", "model.dense_lr": 0.1}, {"train.reduce": "int8", "model.dense_lr": 0.1}
@@ -133,7 +161,7 @@ def test_newcomer_with_other_terms_ends_and_the_others_train(position: int, step
 
     ended, lost = results.pop(position), results
     assert isinstance(ended, Mismatch)
-    assert "train.reduce = 'int8', and 'fp32' at rank" in str(ended)
+    assert "train.reduce = 'int8', expected 'fp32' as at rank" in str(ended)
     assert "dense_lr" not in str(ended)
     assert "restart all trainers with one spec" in str(ended)
     assert all(isinstance(result, RankLost) for result in lost)

@@ -1,6 +1,6 @@
 """Identity of a model: the keys of a spec that define it, and the edits that need a new model.
 
-Row stores, versions and membership leases of trainers are tied to `identity_hash`. Its rules:
+Row stores, versions and the ranks of a quorum are tied to `identity_hash`. Its rules:
 
 - Only `identity` keys with a value other than the default count. So a later release can add an identity key,
   with the former behaviour as its default, and old models keep their hash. If a default changes,
@@ -87,7 +87,7 @@ class _Entry:
 
 
 def identity_hash(spec: Spec, schemas: Schemas | None = None) -> SpecHash:
-    """Compute the hash that row stores, versions and membership leases are tied to.
+    """Compute the hash that row stores, versions and the ranks of a quorum are tied to.
 
     With `schemas` it covers the kinds of the fields that the spec uses too, so that a start fails if an id
     changed from number to text and would get other rows. All processes of a model must hash alike: with
