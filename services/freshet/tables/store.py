@@ -33,6 +33,7 @@ from freshet.types import (
     OffsetRange,
     PackedRows,
     RowRuns,
+    Run,
     TimeMs,
 )
 
@@ -226,9 +227,8 @@ class Store:
         try:
             self._native.keep_cold(bound.ssd_folder, bound.bytes, bound.ssd_bytes)
         except ValueError as error:
-            raise ConfigError(
-                "environment", "SSD_FOLDER", bound.ssd_folder, "a folder on a local disk", str(error)
-            ) from error
+            expected = "a folder on a local disk with asynchronous I/O"
+            raise ConfigError("environment", "SSD_FOLDER", bound.ssd_folder, expected, str(error)) from error
         self.memory_bound = bound.bytes
 
     def _round_published(self, spec: Spec) -> None:
@@ -462,9 +462,9 @@ class Store:
         """
         return self._native.drained()
 
-    def put_back_published(self, published: Published) -> None:
-        """Mark rows and removals of a failed publish as changed again."""
-        for part in published.tables:
+    def put_back_published(self, parts: Iterable[PublishedTable | Run]) -> None:
+        """Mark rows and removals as changed again: of a failed publish, or that serving may lack."""
+        for part in parts:
             self._native.put_back_published(part.table, part.keys, part.removed)
 
     def pending_publish(self) -> int:

@@ -7,11 +7,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <new>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 namespace freshet {
 
@@ -24,13 +27,28 @@ constexpr size_t kMostBytes = size_t{256} << 10;   // of a transfer
 
 std::string why(int error) { return std::strerror(error); }
 
-// A queue of transfers for each thread that makes any.
-class Queue {
+std::string first_line(const char* path) {
+  std::string line;
+  std::getline(std::ifstream(path), line);
+  return line;
+}
+
+std::string refused(int error) {
+  const std::string found = "expected asynchronous I/O for cold rows, found io_setup refused: " + why(error) + "; ";
+  if (error != EAGAIN)
+    return found + "allow io_setup, io_submit, io_getevents and io_destroy in the container's seccomp";
+  return found + "a queue takes " + std::to_string(kDepth) + " of fs.aio-max-nr, and the machine's processes have " +
+         first_line("/proc/sys/fs/aio-nr") + " of its " + first_line("/proc/sys/fs/aio-max-nr") +
+         ": raise it there (sysctl -w fs.aio-max-nr=1048576)";
+}
+
+}  // namespace
+
+// One transfer uses it at a time.
+class ColdFile::Queue {
  public:
   Queue() {
-    if (syscall(SYS_io_setup, kDepth, &context_) != 0)
-      throw ColdFault("asynchronous I/O is not to be had (io_setup: " + why(errno) +
-                      "); raise fs.aio-max-nr, or allow io_setup in the container");
+    if (syscall(SYS_io_setup, kDepth, &context_) != 0) throw ColdFault(refused(errno));
   }
   ~Queue() { syscall(SYS_io_destroy, context_); }
   Queue(const Queue&) = delete;
@@ -41,21 +59,19 @@ class Queue {
   aio_context_t context_ = 0;
 };
 
-}  // namespace
-
 ColdFile::ColdFile(const std::string& folder, size_t page_bytes, std::shared_ptr<DiskBudget> budget)
     : folder_(folder), page_bytes_(page_bytes), budget_(std::move(budget)) {
-  const Queue allowed;
+  queues_.push_back(std::make_unique<Queue>());
   fd_ = open(folder.c_str(), O_TMPFILE | O_RDWR | O_DIRECT | O_CLOEXEC, 0600);
   if (fd_ < 0)
     throw ColdFault("expected a folder on a local disk for cold rows, found " + folder + ": " + why(errno) +
                     "; its file system must know O_TMPFILE and O_DIRECT, as ext4 and xfs do");
 }
 
-// On a thread of its own: the system takes .1 s to free half a gigabyte, for which Python would stand still.
+// On a thread of its own: the system takes .1 s to free half a gigabyte, for which the caller would stand still.
 ColdFile::~ColdFile() {
   try {
-    std::thread([fd = fd_] { close(fd); }).detach();
+    std::thread([fd = fd_, queues = std::move(queues_)] { close(fd); }).detach();
   } catch (const std::system_error&) {  // no more threads
     close(fd_);
   }
@@ -132,8 +148,29 @@ size_t ColdFile::bytes_on_disk() const {
   return extended_ * page_bytes_;
 }
 
+std::unique_ptr<ColdFile::Queue> ColdFile::take_queue() const {
+  std::unique_lock lock(queues_mutex_);
+  if (queues_.empty()) try {
+      return std::make_unique<Queue>();
+    } catch (const ColdFault& fault) {
+      if (!std::exchange(short_of_queues_, true))
+        std::fprintf(stderr, "freshet: reads and writes of cold rows wait for each other: %s\n", fault.what());
+      queue_came_back_.wait(lock, [&] { return !queues_.empty(); });
+    }
+  auto queue = std::move(queues_.back());
+  queues_.pop_back();
+  return queue;
+}
+
 void ColdFile::transfer(const Transfer* transfers, size_t n, bool write) const {
-  static thread_local Queue queue;
+  const auto give_back = [this](Queue* used) {
+    {
+      const std::lock_guard lock(queues_mutex_);
+      queues_.emplace_back(used);
+    }
+    queue_came_back_.notify_one();
+  };
+  const std::unique_ptr<Queue, decltype(give_back)> queue(take_queue().release(), give_back);
   iocb blocks[kDepth];
   iocb* list[kDepth];
   io_event events[kDepth];
@@ -163,7 +200,7 @@ void ColdFile::transfer(const Transfer* transfers, size_t n, bool write) const {
     }
     size_t sent = 0;
     while (sent < more) {
-      const long taken = syscall(SYS_io_submit, queue.context(), more - sent, list + sent);
+      const long taken = syscall(SYS_io_submit, queue->context(), more - sent, list + sent);
       if (taken > 0) {
         sent += static_cast<size_t>(taken);
       } else if (errno == EAGAIN) {
@@ -179,7 +216,7 @@ void ColdFile::transfer(const Transfer* transfers, size_t n, bool write) const {
     if (!fault.empty()) next = n, more = 0;
     if (under_way == 0) continue;
     // Waiting for half of what is under way keeps the disk busy, at half the calls.
-    const long got = syscall(SYS_io_getevents, queue.context(), static_cast<long>((under_way + 1) / 2),
+    const long got = syscall(SYS_io_getevents, queue->context(), static_cast<long>((under_way + 1) / 2),
                              static_cast<long>(kDepth), events, nullptr);
     if (got < 0) {
       if (errno == EINTR) continue;

@@ -17,15 +17,17 @@ constexpr size_t kPagesAtOnce = 128;
 
 void Store::ColdDeleter::operator()(Cold* cold) const { delete cold; }
 
-Store::~Store() {
-  if (!cold_) return;
-  {
-    const std::lock_guard lock(cold_->mutex);
-    cold_->stop = true;
+void Store::free_rows() {
+  if (cold_) {
+    {
+      const std::lock_guard lock(cold_->mutex);
+      cold_->stop = true;
+    }
+    cold_->wake.notify_all();
+    cold_->room.notify_all();
+    if (cold_->thread.joinable()) cold_->thread.join();
   }
-  cold_->wake.notify_all();
-  cold_->room.notify_all();
-  if (cold_->thread.joinable()) cold_->thread.join();
+  groups_.clear();
 }
 
 void Store::keep_cold(const ColdSpec& spec) {

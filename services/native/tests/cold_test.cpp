@@ -4,22 +4,15 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <filesystem>
 #include <map>
 #include <random>
-#include <thread>
 
-#include "table_support.hpp"
+#include "cold_support.hpp"
 
 namespace freshet {
 namespace {
 
 using namespace testing;
-
-// On the disk of the checkout: a temporary folder may be in memory, which has no O_DIRECT.
-std::string folder() { return std::filesystem::current_path().string(); }
-
-ColdSpec tight(size_t memory_bytes = 300'000) { return {folder(), memory_bytes, 0}; }
 
 // What differs first, "" if nothing does.
 std::string difference(const FlushBatch& a, const FlushBatch& b) {
@@ -38,10 +31,6 @@ std::string difference(const FlushBatch& a, const FlushBatch& b) {
   }
   if (a.runs.directory.size() != b.runs.directory.size()) return "number of runs";
   return std::equal(a.runs.body.begin(), a.runs.body.end(), b.runs.body.begin(), b.runs.body.end()) ? "" : "bytes";
-}
-
-void wait_until_spilled(const Store& store, int64_t rows) {
-  while (store.cold_counts().rows < rows) std::this_thread::yield();
 }
 
 // Two stores get the same calls; one of them keeps a tenth of its rows in memory.
@@ -312,6 +301,32 @@ TEST(Cold, GoesOnInMemoryWhileTheDiskIsFull) {
   const Batch all(numbered(1, 10'001));
   for (const float x : look_up(store, all)) ASSERT_EQ(x, -1.0f);
   EXPECT_TRUE(store.cold_counts().full);
+  for (const uint32_t bucket : all_buckets(store)) store.drop_bucket(bucket);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (store.cold_counts().full && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+  EXPECT_FALSE(store.cold_counts().full) << "memory suffices again";
+}
+
+TEST(Cold, CountsEachRowThatLeavesOrComesBack) {
+  StoreSpec spec = spec_of({counting_slot(16)});
+  spec.consumed = {false, true};
+  Store store(spec);
+  store.keep_cold(tight(1));
+  const Batch all(numbered(1, 2'001));
+  ASSERT_EQ(push(store, all, 0, 0, std::vector<float>(2'000 * 16, 1.0f)), Pushed::applied);
+  const auto on_disk = [&] {
+    wait_until_spilled(store, 2'000);
+    return store.cold_counts();
+  };
+  EXPECT_EQ(on_disk().spilled, 2'000);
+  look_up(store, all);  // the disk has these rows as they are, so they leave without being written
+  const ColdCounts read = on_disk();
+  EXPECT_GE(read.fetched, 2'000);
+  EXPECT_EQ(read.spilled - read.fetched, 2'000);
+  ASSERT_EQ(rows_of(store.collect_flush(all_buckets(store), false)), 2'000u);
+  const ColdCounts flushed = on_disk();
+  EXPECT_GE(flushed.fetched, read.fetched + 2'000);
+  EXPECT_EQ(flushed.spilled - flushed.fetched, 2'000);
 }
 
 TEST(Cold, ReturnsPagesOfRemovedRowsWhileTheDiskIsFull) {
@@ -386,6 +401,30 @@ TEST(Cold, FlushesNothingAfterAFault) {
   EXPECT_THROW(store.collect_flush(all_buckets(store), false), ColdFault);
   // The rows that were copied before the fault count as flushed, so no offsets may pass them.
   EXPECT_THROW(store.collect_flush({0}, false), ColdFault);
+}
+
+// Its lanes use rows of an undamaged bucket alone, so no error but that of the moving thread can reach them.
+TEST(Cold, EndsLanesThatWaitAfterTheMovingThreadHasFailed) {
+  StoreSpec spec = spec_of({counting_slot(16)});
+  spec.consumed = {false, false};
+  Store store(spec);
+  store.keep_cold(tight());
+  const auto is_first = [](uint64_t key) { return key >> 60 == 0; };  // of 16 buckets
+  std::vector<uint64_t> others = numbered(1, 10'001);
+  std::erase_if(others, is_first);
+  ASSERT_EQ(push(store, Batch(others), 0, 0, std::vector<float>(others.size() * 16, 1.0f)), Pushed::applied);
+  wait_until_spilled(store, 5'000);
+  damage(SIZE_MAX / 4096);  // a merge of one of these buckets ends the moving thread
+  const auto fill = [&] {
+    for (int64_t turn = 0; turn < 200; turn++) {
+      const auto from = static_cast<uint64_t>(20'000 + turn * 10'000);
+      std::vector<uint64_t> keys = numbered(from, from + 10'000);
+      std::erase_if(keys, [&](uint64_t key) { return !is_first(key); });
+      push(store, Batch(keys), 1, turn, std::vector<float>(keys.size() * 16, 1.0f));
+    }
+  };
+  EXPECT_THROW(fill(), ColdFault);
+  EXPECT_THROW(store.check_cold(), ColdFault);
 }
 
 TEST(Cold, ServesOtherRowsThanThoseOfADamagedPage) {

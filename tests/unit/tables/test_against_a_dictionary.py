@@ -197,7 +197,7 @@ class StoreMachine(RuleBasedStateMachine):
             for k in part.removed.tolist():
                 self.served.pop((part.table, k), None)
         if fails:
-            self.store.put_back_published(published)
+            self.store.put_back_published(published.tables)
         assert self.store.pending_publish() == len(model.dirty["publish"])
 
     @rule()

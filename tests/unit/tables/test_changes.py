@@ -162,7 +162,7 @@ def test_a_failed_publish_is_published_again() -> None:
     changed(store, 1, 2)
     failed = store.collect_publish(10)
 
-    store.put_back_published(failed)
+    store.put_back_published(failed.tables)
 
     assert store.pending_publish() == 2
     assert published_keys(store.collect_publish(10)) == published_keys(failed)

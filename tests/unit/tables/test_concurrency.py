@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
 
+from freshet import _native
 from freshet.tables import PushOutcome, TableOptions
+from freshet.tables.plan import native_slots
 from freshet.types import OffsetRange
 from tests.fixtures.tables import batch_of, counting_group, keys_of, look_up, store_of
 
@@ -128,3 +132,28 @@ def test_lookups_during_growth_read_whole_rows() -> None:
     in_threads(grower, reader)
 
     assert store.memory().rows == {0: 30_000}
+
+
+def test_other_threads_run_while_a_store_is_destroyed() -> None:
+    """To free a large store's memory takes the system up to seconds."""
+    groups = [([0], native_slots(counting_group()), False)]
+    turn, ran = threading.Lock(), threading.Event()
+
+    def take_turn() -> None:
+        turn.acquire()
+        ran.set()
+
+    thread = threading.Thread(target=take_turn)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # a thread gives up the GIL only where its code says so
+    try:
+        turn.acquire()
+        thread.start()
+        turn.release()
+        until = time.monotonic() + 10
+        while not ran.is_set() and time.monotonic() < until:
+            _native.Store(groups, [(0, 0, 0, 1)], 16, 1, 7, False, True, True, True)
+        assert ran.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()

@@ -118,7 +118,7 @@ def test_serving_is_near_and_equal_once_all_is_sent(bits: int, layout: Group, ev
             collect = w.store.collect_inexact if exact else w.store.collect_publish
             batch = collect(of)
             if what.endswith("fails"):
-                w.store.put_back_published(batch)
+                w.store.put_back_published(batch.tables)
             else:
                 w.is_sent(batch, exact=exact)
     while w.store.pending_publish():

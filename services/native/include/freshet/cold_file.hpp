@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -38,7 +39,9 @@ class DiskBudget {
 // A file without a name: the system frees its space when the process ends, however it ends. Thread-safe.
 //
 // Transfers use the kernel's asynchronous I/O (io_submit): 2 to 3 us of a core a page of 4 KiB, where a thread for
-// each read takes 8 to 10; io_uring takes as little, but container engines forbid it by default.
+// each read takes 8 to 10; io_uring takes as little, but container engines forbid it by default. A transfer needs a
+// queue in the kernel (io_setup), and all processes of a machine share fs.aio-max-nr places in such queues. The file
+// keeps its queues, the first from its creation on: where the kernel refuses another, transfers wait for each other.
 class ColdFile {
  public:
   static constexpr uint32_t kNone = 0xffffffffu;
@@ -50,7 +53,7 @@ class ColdFile {
   };
 
   // page_bytes: a multiple of kSector. Throws ColdFault if the folder's file system cannot hold such a file, or the
-  // system allows no asynchronous I/O.
+  // kernel refuses a queue.
   ColdFile(const std::string& folder, size_t page_bytes, std::shared_ptr<DiskBudget> budget);
   ~ColdFile();
   ColdFile(const ColdFile&) = delete;
@@ -68,6 +71,8 @@ class ColdFile {
   size_t bytes_on_disk() const;
 
  private:
+  class Queue;
+  std::unique_ptr<Queue> take_queue() const;
   void transfer(const Transfer* transfers, size_t n, bool write) const;
   bool extend();
   void release_one(uint32_t page);
@@ -80,6 +85,10 @@ class ColdFile {
   std::map<uint32_t, uint32_t> free_;  // first page and length of runs that do not touch
   size_t free_pages_ = 0;
   uint32_t extended_ = 0;  // pages that the file has on disk
+  mutable std::mutex queues_mutex_;
+  mutable std::condition_variable queue_came_back_;
+  mutable std::vector<std::unique_ptr<Queue>> queues_;  // that no transfer uses
+  mutable bool short_of_queues_ = false;
 };
 
 // Memory for pages, which a transfer needs at a multiple of ColdFile::kSector.

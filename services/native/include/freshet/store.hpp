@@ -154,7 +154,9 @@ class SpinLock {
 class Store {
  public:
   explicit Store(StoreSpec spec);
-  ~Store();
+  ~Store() { free_rows(); }
+  // Free all rows, as the destructor does, which alone may follow.
+  void free_rows();
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
 
