@@ -8,13 +8,14 @@ on effects of ids and on products of two of them. After 60 % of the steps the cl
 Embeddings learn by row-wise Adagrad on one table, so that reducers differ by the dense part alone: an MLP of
 128 and 64 under Adam. Residuals are flushed every 1,000 steps, as for a version.
 
-`bytes_per_step` are those that a rank sends, flushes and warm-up counted, a sum of whole arrays as a ring.
-`ratio` is fp32's beside it. Each sample is scored before it is learned from; AUC and logloss are of those
-after the first tenth, `after_jump` of the fifth of the steps after the jump. Differences are to `--base` (for
-LAMB, to fp32 with LAMB) with the same seed; `± 95 %` is of Student's t over the seeds. `*_frozen` are the
-papers' forms: a threshold or a variance that is set once. `average_*` are mode `async`: each rank steps alone
-by its own gradients, and all average their states every 16 steps (`trainer.state_average`), whole or rounded.
-A site of n ranks, whose gradients are summed whole, learns as one rank with n times the batch (`--batch`).
+`bytes_per_step` are those that a rank sends, flushes and warm-up counted, a sum of whole arrays as a
+ring. `ratio` is fp32's beside it. Each sample is scored before it is learned from; AUC and logloss are of
+those after the first tenth, `after_jump` of the fifth of the steps after the jump. Differences are to
+`--base` (for LAMB, to LAMB with sums in int8) with the same seed; `± 95 %` is of Student's t over the
+seeds. `*_frozen` are the papers' forms: a threshold or a variance that is set once. `average_*` are mode
+`async`: each rank steps alone by its own gradients, and all average their states every 16 steps
+(`trainer.state_average`), whole or rounded. A site of n ranks, whose gradients are summed whole, learns
+as one rank with n times the batch (`--batch`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ rows, S float slots of a row, F features, P partitions, K buckets, R runs or rem
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NewType
 
 import numpy as np
@@ -200,6 +200,9 @@ class BucketMeta:
     rows_offset: int  # next offset of the bucket's partition of `rows`, from which readers follow
     clock_ms: TimeMs  # largest event time applied: the eviction clock (PROTOCOL 8)
     format: int = ROW_FORMAT  # of the packed rows
+    writer: Fence | None = field(default=None, compare=False)
+    """Fence of the last flush: a claim raises `fence` alone. None: the store loses no claim, or an earlier
+    release wrote the bucket."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -231,7 +234,7 @@ RUN = np.dtype(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """One run, decoded; for tests and tools."""
+    """One run, decoded; for rare paths, tests and tools."""
 
     bucket: int
     table: int
@@ -286,7 +289,7 @@ class RowRuns:
         return RowRuns(chosen, self.body[first - base : last - base], self.widths)
 
     def __iter__(self) -> Iterator[Run]:
-        """Yield the runs, decoded; for tests and tools."""
+        """Yield the runs, decoded; for rare paths, tests and tools."""
         for bucket, table, rows, removed, at, _, _ in self.directory.tolist():
             width, begin = int(self.widths[table]), at - self.start
             keys = self.body[begin : begin + 8 * (rows + removed)].copy().view(np.uint64)

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 
+from .faults import FAULTS_OF, plan
 from .rules import RULE_NAMES, Rules
 from .world import run_seed
 
@@ -29,7 +30,7 @@ def main() -> int:
     seeds = [chosen.seed] if chosen.seed is not None else range(chosen.first, chosen.first + chosen.seeds)
     began, kinds = time.perf_counter(), Counter[str]()
     for seed in seeds:
-        failure = run_seed(seed, rules, print if chosen.trace else None)
+        failure = run_seed(seed, rules, print if chosen.trace else None, FAULTS_OF.get(chosen.off, plan))
         if failure is not None:
             kinds[failure.kind] += 1
             print(failure)
@@ -41,7 +42,7 @@ def _table(first: int, seeds: int) -> int:
     """Markdown: each switch, the first seed that catches it, how it shows."""
     for rule in RULE_NAMES:
         for tried, seed in enumerate(range(first, first + seeds), 1):
-            failure = run_seed(seed, Rules().without(rule))
+            failure = run_seed(seed, Rules().without(rule), faults=FAULTS_OF.get(rule, plan))
             if failure is not None:
                 print(f"| `{rule}` | {tried} | {failure.kind} |", flush=True)
                 break

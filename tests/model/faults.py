@@ -122,6 +122,41 @@ class Faults:
 
         self._world.ambushes.append(strike)
 
+    def lose_claim(self) -> None:
+        """A failover loses a claim that a reader has seen; the claimant had no answer, and claims again.
+
+        In between the owner before wakes and writes on. It fell asleep with rows that readers lack.
+        """
+        world, sim = self._world, self._world.sim
+        shards = {slot: one for slot, one in world.slots.items() if isinstance(one, Shard) and one.awake()}
+        changed = [
+            (slot, bucket.number)
+            for slot, shard in shards.items()
+            for bucket in shard.buckets.values()
+            if bucket.unpublished and bucket.stored is None
+        ]
+        if not changed:
+            sim.after(1, self.lose_claim)
+            return
+        slot, bucket = changed[0]
+        asleep, lost_answers = 2 * LEASE + 40, sim.lost_answers
+        wakes = sim.now + asleep
+        self.pause(slot, asleep)
+        sim.after(asleep - 1, lambda: self.blind(slot, LEASE))
+        self.fail_over(bucket % world.nodes, asleep - 2)
+
+        def strike(number: int, fence: int) -> None:
+            if number != bucket or sim.now + 30 > wakes:
+                return
+            world.store.on_claimed = lambda number, fence: None
+            winner = next(s for s in shards if dict(shards[s].owned()).get(f"bucket/{bucket}") == fence)
+            self.kill("reader0", 1)
+            self.pause(winner, wakes + 40 - sim.now)
+
+        world.store.on_claimed = strike
+        sim.after(asleep + 38, lambda: setattr(sim, "lost_answers", 1.0))
+        sim.after(asleep + 43, lambda: setattr(sim, "lost_answers", lost_answers))
+
     def _fell(self, slot: str, delay: int, *, kill: bool) -> None:
         asleep = self._rng.choice([30, LEASE, LEASE + 40])
         self._world.sim.note(f"{slot} will {'die' if kill else 'sleep'} in {delay}")
@@ -133,6 +168,13 @@ class Faults:
     def _again(self, slot: str) -> None:
         if not self._world.slots[slot].alive or isinstance(self._world.slots[slot], Joiner):
             self._world.start(slot)
+
+
+def lost_claim(world: World, until: int) -> list[tuple[int, Strike]]:
+    """Only `Faults.lose_claim`."""
+    return [
+        (world.sim.rng.randrange(until * 2 // 5, until * 7 // 10), ("lose a claim", Faults(world).lose_claim))
+    ]
 
 
 def plan(world: World, until: int) -> list[tuple[int, Strike]]:
@@ -186,3 +228,7 @@ def plan(world: World, until: int) -> list[tuple[int, Strike]]:
         return rng.randrange(until - 120, until) if rng.random() < 0.3 else rng.randrange(20, until)
 
     return sorted(((moment(), draw()) for _ in range(rng.randrange(5, 20))), key=lambda item: item[0])
+
+
+FAULTS_OF = {"reader_starts_at_writer": lost_claim}
+"""Faults for the rules that those of `plan` do not show to be broken in 1,200 seeds."""

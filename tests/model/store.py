@@ -155,6 +155,7 @@ class Store:
         self.rules = rules
         self.nodes: list[Node] = []
         self.on_flushed: Callable[[Cut], None] = lambda cut: None
+        self.on_claimed: Callable[[int, int], None] = lambda bucket, fence: None
         for number in range(nodes):
             mine = range(number, buckets, nodes)
             # A model's creation writes starting offsets into every bucket (rule 5).
@@ -179,6 +180,7 @@ class Store:
         if meta.fence != fence:
             claimed = replace(meta, fence=fence)
             node.write(lambda copy: copy.metas.__setitem__(bucket, claimed))
+            self.on_claimed(bucket, fence)
         return True
 
     def flush(self, cut: Cut) -> tuple[Outcome, Stamp]:

@@ -9,7 +9,7 @@ from functools import partial
 
 from .control import HEARTBEAT, LEASE, NOBODY, ControlView, Record
 from .embedder import Embedder
-from .faults import plan
+from .faults import Strike, plan
 from .joiner import DISORDER, HORIZON, UNKNOWN, WINDOW, Checkpoint, Event, Joiner, Kind, sample_id
 from .ledger import Broken, Ledger
 from .log import Topic, Transactions
@@ -78,7 +78,13 @@ class World:
     nodes = 2
     rows_partitions = 2
 
-    def __init__(self, seed: int, rules: Rules, trace: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        rules: Rules,
+        trace: Callable[[str], None] | None = None,
+        faults: Callable[[World, int], list[tuple[int, Strike]]] = plan,
+    ) -> None:
         self.sim = Simulation(seed, trace)
         self.rules = rules
         self.disorder = self.sim.rng.choice([0.0, 0.02, 0.05])
@@ -103,7 +109,7 @@ class World:
             for number in range(count):
                 self.start(f"{kind}{number}")
         self.expected = self._traffic()
-        for at, what in plan(self, FAULTS):
+        for at, what in faults(self, FAULTS):
             self.sim.after(at, partial(self._strike, *what))
         self.sim.after(1, self._watch_claims)
 
@@ -274,9 +280,14 @@ def _after_last_record(records: list[int | None]) -> int:
     return max((offset + 1 for offset, record in enumerate(records) if record is not None), default=0)
 
 
-def run_seed(seed: int, rules: Rules, trace: Callable[[str], None] | None = None) -> Failure | None:
+def run_seed(
+    seed: int,
+    rules: Rules,
+    trace: Callable[[str], None] | None = None,
+    faults: Callable[[World, int], list[tuple[int, Strike]]] = plan,
+) -> Failure | None:
     """Run one seed; returns how it failed, or None."""
-    world = World(seed, rules, trace)
+    world = World(seed, rules, trace, faults)
     try:
         world.run()
     except Broken as broken:

@@ -17,7 +17,7 @@ import structlog
 from freshet.batches.recent_samples import RecentSamples
 from freshet.batches.stream import BatchStream
 from freshet.config.avro.schema import Record
-from freshet.coordination.assignment import slices_of
+from freshet.coordination.assignment import former_fences, slices_of
 from freshet.coordination.claims import Claims, Lease
 from freshet.embedder.block_decoder import BlockDecoders
 from freshet.embedder.core import partitions_of_lane
@@ -141,7 +141,7 @@ class OwnRows:
         elif bound.bytes:
             bounds = {self._names[table]: rows for table, rows in self.shard.store.max_rows.items()}
             log.info("rows are bounded", bytes=bound.bytes, max_rows=bounds)
-        self.shard.load(stop)
+        self.shard.load(stop, former_fences(slices, slices_of(spec.buckets)))
         self._decoders = BlockDecoders(rank.model, rank.writer, reader)
         self._stream: BatchPipeline | None = None
 

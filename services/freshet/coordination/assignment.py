@@ -17,7 +17,7 @@ from freshet.clock import Clock
 from freshet.coordination.claim_rules import Claim
 from freshet.coordination.claims import Claims, Lease
 from freshet.errors import Unavailable
-from freshet.types import I64, BucketRange, Fence
+from freshet.types import I64, Bucket, BucketRange, Fence
 
 NO_OWNER = -1
 """Index of a bucket without an owner."""
@@ -63,6 +63,12 @@ def slices_of(buckets: int) -> dict[str, BucketRange]:
     share = max(1, buckets // SLICES)
     starts = range(0, buckets, share)
     return {f"buckets:{start}-{start + share}": BucketRange(start, start + share) for start in starts}
+
+
+def former_fences(lease: Lease, slices: Mapping[str, BucketRange]) -> dict[Bucket, Fence]:
+    """Return {bucket of the lease's slices: fence of the claim before}, without those that had none."""
+    replaced = {name: fence for name, fence in lease.replaced.items() if fence is not None}
+    return {Bucket(b): fence for name, fence in replaced.items() for b in slices[name]}
 
 
 def owner_text(name: str, address: str, life: str) -> str:

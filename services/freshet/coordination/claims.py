@@ -55,10 +55,13 @@ s of reading."""
 class Lease:
     """A claim of this process, of one or several things; valid until `lost` is set or `release` is called."""
 
-    def __init__(self, claims: Claims, owner: str, fence: Fence, things: Iterable[str]) -> None:
+    def __init__(
+        self, claims: Claims, owner: str, fence: Fence, replaced: Mapping[str, Fence | None]
+    ) -> None:
         self._claims = claims
         self.owner, self.fence = owner, fence
-        self.things = frozenset(things)  # those still owned; each may be lost or released separately
+        self.replaced = replaced  # {thing: fence of the claim before; None: there was none}
+        self.things = frozenset(replaced)  # those still owned; each may be lost or released separately
         self.thing = _named(sorted(self.things))  # for messages
         self.lost = threading.Event()  # set when another owner has claimed one of them
         self._on_lost: list[Callable[[], None]] = []
@@ -161,7 +164,7 @@ class Claims:
                 while self._next <= fence:
                     self._wait(deadline, f"the claim of {_named(things)} could not be read back")
                 if self._is_mine(fence, things):
-                    self._leases[fence] = lease = Lease(self, owner, fence, things)
+                    self._leases[fence] = lease = Lease(self, owner, fence, replaces)
                     self._beat_due = self._clock.monotonic()
                     return lease
 
@@ -184,7 +187,7 @@ class Claims:
                 if not self._is_mine(fence, [thing]):
                     return None
                 renewed = None
-                self._leases[fence] = lease = Lease(self, owner, fence, [thing])
+                self._leases[fence] = lease = Lease(self, owner, fence, {thing: former})
                 self._beat_due = self._clock.monotonic()
                 return lease
         finally:

@@ -364,7 +364,9 @@ class RowFollower:
             group = [Bucket(b) for b in range(first, min(first + BUCKETS_AT_ONCE, buckets))]
             metas = self._metas(group, table)  # before the rows, from the same store
             for bucket, meta in metas.items():
-                table.view.scanned(bucket, meta.fence, meta.rows_offset)
+                # A claim that a failover loses must not hide what the owner before goes on to publish.
+                fence = meta.fence if meta.writer is None else meta.writer
+                table.view.scanned(bucket, fence, meta.rows_offset)
                 table.follow_from(bucket, meta.rows_offset)
                 table.clock_ms = max(table.clock_ms, meta.clock_ms)
             try:

@@ -15,8 +15,9 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import structlog
@@ -28,9 +29,11 @@ from freshet.rows.service import KeyGroup
 from freshet.rows.store import LostMetas, RowStore, StoreIdentity
 from freshet.tables import Store
 from freshet.tables.store import INDEX_BYTES
-from freshet.types import I64, Bucket, BucketMeta, Fence, RowRuns, TimeMs, TopicPartition
+from freshet.types import I64, Bucket, BucketMeta, Fence, RowRuns, Run, TimeMs, TopicPartition
 
 log = structlog.get_logger("freshet.paramserver")
+
+NO_FORMER: Mapping[Bucket, Fence] = {}
 
 RETRIES = 3
 """Reads of a bucket that its last owner still wrote to; a bucket that changes more often is an error."""
@@ -54,6 +57,7 @@ class _Part:
 
     fence: Fence
     metas: Mapping[Bucket, BucketMeta]
+    hidden: Set[Bucket]  # see `_hidden`
 
 
 class OwnedBuckets:
@@ -93,6 +97,7 @@ class OwnedBuckets:
         buckets: Sequence[Bucket],
         fence: Fence,
         *,
+        former: Mapping[Bucket, Fence] = NO_FORMER,
         whole: bool = False,
         stopping: Callable[[], bool] = lambda: False,
     ) -> int:
@@ -101,6 +106,8 @@ class OwnedBuckets:
         Args:
             buckets: the buckets to claim.
             fence: fence of the claim that includes them.
+            former: fence of the claim that this one replaces, of buckets that had one. All rows of a bucket
+                that another owner wrote last are published (PROTOCOL 17).
             whole: read all rows before this returns. Otherwise `load_next_part` reads them, and lookups and
                 pushes read rows by key until then.
             stopping: aborts a `whole` read once it returns True.
@@ -120,15 +127,17 @@ class OwnedBuckets:
             try:
                 metas = self._rows.claim(buckets, fence)
                 self._flusher.hold_retention(metas)  # by this shard from the claim on
+                keys: list[Run] = []
                 if whole:
-                    metas = self._read_whole(metas, fence, stopping)
+                    metas, keys = self._read_whole(metas, fence, former, stopping)
                 self._check_replay_is_possible(metas)
                 with self._flusher.owning(metas):
                     if whole:
                         for bucket, meta in metas.items():
                             self._store.set_applied(bucket, meta.applied, meta.clock_ms)
+                        self._store.put_back_published(keys)  # not before: deltas carry the fence as owned
                     else:
-                        self._begin_loading(metas, fence)
+                        self._begin_loading(metas, fence, former)
             except FreshetError:  # no bucket is owned yet
                 self._forget(buckets)
                 raise
@@ -218,7 +227,7 @@ class OwnedBuckets:
         if part is None:
             return
         try:
-            found = self._import(wanted, lambda runs: self._store.import_unread(runs, part.fence), stopped)
+            found = self._import(wanted, partial(self._import_unread, part), stopped)
         except _Stopped:
             return
         except Corrupt as error:
@@ -246,6 +255,10 @@ class OwnedBuckets:
                     del self._part_of[bucket]
         if changed:
             self._release_conflicted(changed)
+
+    def _import_unread(self, part: _Part, runs: RowRuns) -> None:
+        self._store.import_unread(runs, part.fence)
+        self._store.put_back_published(_runs_of(runs, part.hidden))
 
     def loading(self) -> list[Bucket]:
         """The buckets that are served and still loading."""
@@ -276,17 +289,28 @@ class OwnedBuckets:
         return np.array([metas[bucket].rows for bucket in buckets], np.int64)
 
     def _read_whole(
-        self, claimed: Mapping[Bucket, BucketMeta], fence: Fence, stopping: Callable[[], bool]
-    ) -> dict[Bucket, BucketMeta]:
-        """Import the rows of claimed buckets and return their metas.
+        self,
+        claimed: Mapping[Bucket, BucketMeta],
+        fence: Fence,
+        former: Mapping[Bucket, Fence],
+        stopping: Callable[[], bool],
+    ) -> tuple[dict[Bucket, BucketMeta], list[Run]]:
+        """Import the rows of claimed buckets; return their metas, and the keys of `_hidden` buckets.
 
         A bucket is claimed and read again until its meta is the same before and after the read.
         """
         read: dict[Bucket, BucketMeta] = {}
+        keys: list[Run] = []
         waiting = dict(claimed)
+
+        def imported(runs: RowRuns) -> None:
+            self._store.import_runs(runs)
+            keys.extend(replace(run, records=run.records[:0].copy()) for run in _runs_of(runs, hidden))
+
         for _ in range(RETRIES):
+            hidden = _hidden(waiting, former)
             try:
-                found = self._import(list(waiting), self._store.import_runs, stopping)
+                found = self._import(list(waiting), imported, stopping)
                 metas = self._rows.metas(list(waiting))
             except Corrupt as error:
                 raise _damaged_error(damaged_buckets(self._rows, list(claimed)), error) from error
@@ -298,7 +322,7 @@ class OwnedBuckets:
                 else:
                     self._store.drop_bucket(bucket)
             if not waiting:
-                return read
+                return read, keys
             # A failover may have lost the fence: then the former owner's would be taken for this one's.
             waiting = dict(self._rows.claim(list(waiting), fence))
             self._flusher.hold_retention({**read, **waiting})
@@ -308,10 +332,13 @@ class OwnedBuckets:
             f"read, {meta.rows} expected); the row store is damaged or still written to"
         )
 
-    def _begin_loading(self, claimed: Mapping[Bucket, BucketMeta], fence: Fence) -> None:
+    def _begin_loading(
+        self, claimed: Mapping[Bucket, BucketMeta], fence: Fence, former: Mapping[Bucket, Fence]
+    ) -> None:
         """Serve these buckets, of which memory holds no row yet, and have them loaded."""
         for buckets in self._parts_to_load(claimed):
-            part = _Part(fence, {bucket: claimed[bucket] for bucket in buckets})
+            metas = {bucket: claimed[bucket] for bucket in buckets}
+            part = _Part(fence, metas, _hidden(metas, former))
             for bucket, meta in part.metas.items():
                 self._store.begin_loading(bucket, meta.applied, meta.clock_ms, fence)
             with self._lock:  # last: a bucket that is loaded before `begin_loading` would lose rows
@@ -405,6 +432,23 @@ def _damaged_error(damaged: Mapping[Bucket, str], error: Corrupt) -> Corrupt:
         "  the row store from a copy, or give the damaged rows up: `freshet rows check` names them,\n"
         "  `freshet rows mend` removes them (ops/runbooks/FreshetRowsDamaged.md)"
     )
+
+
+def _hidden(metas: Mapping[Bucket, BucketMeta], former: Mapping[Bucket, Fence]) -> set[Bucket]:
+    """Return the buckets that another owner wrote last than that of the claim before.
+
+    A failover may have lost that claim, after readers had seen its fence: they then dropped rows of the
+    writer, which are published again. A claim whose owner ended before its first flush looks the same.
+    """
+    return {
+        b
+        for b, meta in metas.items()
+        if meta.writer is not None and meta.writer != former.get(b, meta.writer)
+    }
+
+
+def _runs_of(runs: RowRuns, buckets: Set[Bucket]) -> Iterator[Run]:
+    return (run for run in runs if run.bucket in buckets) if buckets else iter(())
 
 
 def _agree(before: BucketMeta, after: BucketMeta, found: int) -> bool:

@@ -496,6 +496,8 @@ class Flusher:
                 )
             try:
                 flushed = collect()
+                if whole:  # readers may follow `rows` from behind what this owner has published of them
+                    self._store.put_back_published(flushed.runs)
             except BaseException:  # what was copied counts as flushed: no offsets may pass it
                 self._lost_copy = True
                 raise
@@ -560,7 +562,7 @@ class Flusher:
             try:
                 firsts = self._writer.append(appends)
             except FreshetError:
-                self._store.put_back_published(batch)
+                self._store.put_back_published(batch.tables)
                 raise
             for append, first in zip(appends, firsts, strict=True):
                 self._rows_next[append.partition] = max(

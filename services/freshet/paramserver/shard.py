@@ -17,7 +17,7 @@ from freshet.errors import Fenced, FreshetError, Refused, Unavailable
 from freshet.log.context import ModelContext
 from freshet.observability.spans import end_push_answer, start_rows_answer
 from freshet.observability.tracing import Context, end_span, running
-from freshet.paramserver.buckets import OwnedBuckets
+from freshet.paramserver.buckets import NO_FORMER, OwnedBuckets
 from freshet.paramserver.flusher import Flusher, PublishedTo, ShardCounts
 from freshet.rows.service import KeyGroup, Push, RowStates
 from freshet.rows.store import RowStore
@@ -108,8 +108,10 @@ class Shard:
 
     # --- life
 
-    def load(self, stop: threading.Event | None = None) -> int:
+    def load(self, stop: threading.Event | None = None, former: Mapping[Bucket, Fence] = NO_FORMER) -> int:
         """Create or check the row store, read every bucket under the one fence and serve; returns rows read.
+
+        `stop` ends it; `former` is that of `OwnedBuckets.claim`.
 
         Raises:
             ValueError: the shard has no fence.
@@ -120,7 +122,7 @@ class Shard:
         self.buckets.create()
         stopping = stop.is_set if stop is not None else lambda: False
         every = [Bucket(b) for b in range(self._spec.buckets)]
-        return self.buckets.claim(every, self._fence, whole=True, stopping=stopping)
+        return self.buckets.claim(every, self._fence, former=former, whole=True, stopping=stopping)
 
     def start(self) -> None:
         """Start the threads that publish, flush and load."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import structlog
 
 from freshet.clock import Clock
-from freshet.coordination.assignment import SHARD_LEASES, lease_of, owner_text, slices_of
+from freshet.coordination.assignment import SHARD_LEASES, former_fences, lease_of, owner_text, slices_of
 from freshet.coordination.claims import Claims, Lease
 from freshet.errors import Corrupt, Fenced, FreshetError, Unavailable
 from freshet.paramserver.balancer import LoadBalancer
@@ -267,7 +267,8 @@ class ShardManager:
         free, whole = (clean, False) if clean else (free[: self._at_once], True)
         held = self._claims.acquire_all(free, self._owner, self._clock.monotonic() + CLAIM_S)
         try:
-            rows = self._shard.buckets.claim(self._buckets(free), held.fence, whole=whole)
+            former = former_fences(held, self._slices)
+            rows = self._shard.buckets.claim(self._buckets(free), held.fence, former=former, whole=whole)
         except Corrupt as error:
             held.release()
             if len(free) > 1:  # bisect for the damaged one

@@ -69,6 +69,16 @@ def test_first_of_two_competing_claims_wins() -> None:
     assert (claim.owner, claim.fence) == ("a", 0)
 
 
+def test_a_lease_names_the_claims_that_it_replaced(log: EventLog) -> None:
+    with contextlib.closing(Claims(log, "control")) as claims:
+        deadline = time.monotonic() + WAIT_S
+        first = claims.acquire("x", "a", deadline)
+        first.release()
+        second = claims.acquire_all(["x", "y"], "b", deadline)
+
+        assert (first.replaced, second.replaced) == ({"x": None}, {"x": first.fence, "y": None})
+
+
 def test_a_claim_must_name_the_one_that_stands() -> None:
     book = book_of(
         claim_record("x", "a", None), claim_record("x", "b", Fence(0)), claim_record("x", "c", Fence(0))

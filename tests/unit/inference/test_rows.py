@@ -186,6 +186,36 @@ def test_a_delta_of_a_lower_fence_changes_nothing(shard: Shard, follow: Callable
     assert served(follower, 1).tolist() == [1]
 
 
+def test_a_claim_without_a_flush_hides_no_delta(shard: Shard, log: EventLog, store: RowStore) -> None:
+    """A failover may lose the claim, and the owner before goes on."""
+
+    class Claimed:
+        """The store, of which every bucket is claimed under fence 9 and was written under fence 5."""
+
+        def metas(self, buckets: Sequence[Bucket]) -> object:
+            metas = store.metas(buckets)
+            return {b: replace(meta, fence=Fence(9), writer=Fence(5)) for b, meta in metas.items()}
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(store, name)
+
+    shard.train([1], 1.0)
+    shard.publish()
+    shard.flush()
+    follower = RowFollower(log, Claimed(), TOPIC, serving_table, spec_hash="hash", wait_s=0.01)  # type: ignore[arg-type]
+    stop = threading.Event()
+    thread = threading.Thread(target=follower.run, args=(stop,))
+    thread.start()
+    try:
+        wait_for(lambda: follower.state.sink is not None)
+        shard.train([1], 1.0)
+        shard.publish()
+        wait_for(lambda: served(follower, 1).tolist() == [2])
+    finally:
+        stop.set()
+        thread.join(10)
+
+
 def test_a_corrupt_delta_is_left_out_and_counted(shard: Shard, follow: Callable[[], RowFollower]) -> None:
     follower = follow()
     wait_for(lambda: follower.state.sink is not None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -32,6 +32,8 @@ class Rows:
     def __init__(self) -> None:
         self.stored_rows = np.full(BUCKETS, 10)
         self.loaded: list[int] = []
+        self.fences: dict[Bucket, Fence] = {}  # of the last claim of each bucket
+        self.former: dict[Bucket, Fence] = {}  # of the claim that it replaced
         self.given: list[int] = []
         self.given_at_once: list[int] = []
         self.dropped: list[int] = []
@@ -52,8 +54,12 @@ class Rows:
     def count_stored(self) -> I64:
         return np.zeros(BUCKETS, np.int64)
 
-    def claim(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
+    def claim(
+        self, buckets: Sequence[Bucket], fence: Fence, *, former: Mapping[Bucket, Fence], whole: bool
+    ) -> int:
         self.loaded += buckets
+        self.former.update(former)
+        self.fences.update(dict.fromkeys(buckets, fence))
         return 0
 
     def revoke(self, buckets: Sequence[Bucket]) -> None:

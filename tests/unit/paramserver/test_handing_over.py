@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
@@ -78,6 +78,16 @@ def test_the_next_slices_are_revoked_once_the_last_are_loaded(shards: list[Manag
     assert len(a.rows.given_at_once) + len(b.rows.given_at_once) == 1
     c.rows.still_loading = []
     step_until(shards, lambda: len(c.manager.slices) == 21)
+
+
+def test_a_shard_knows_the_claims_that_it_replaces(shards: list[Managed]) -> None:
+    a, b, c = shards
+    buckets = map(Bucket, range(BUCKETS))
+    fences = {bucket: max(one.rows.fences.get(bucket, Fence(-1)) for one in (a, b)) for bucket in buckets}
+
+    step_until(shards, lambda: len(c.manager.slices) == 21)
+
+    assert c.rows.former == {bucket: fences[bucket] for bucket in c.rows.fences}
 
 
 def test_a_loading_slice_is_not_revoked(shards: list[Managed]) -> None:
@@ -156,10 +166,12 @@ class WithDamage(Rows):
         super().__init__()
         self.damaged = damaged
 
-    def claim(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
+    def claim(
+        self, buckets: Sequence[Bucket], fence: Fence, *, former: Mapping[Bucket, Fence], whole: bool
+    ) -> int:
         if not self.damaged.isdisjoint(buckets):
             raise Corrupt(f"bucket {min(self.damaged)}: fails its CRC")
-        return super().claim(buckets, fence, whole=whole)
+        return super().claim(buckets, fence, former=former, whole=whole)
 
 
 def test_a_slice_with_damaged_rows_delays_no_other(control_log: SqliteEventLog) -> None:

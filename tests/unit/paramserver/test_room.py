@@ -5,7 +5,7 @@ Claims are real, on an SQLite log; rows are only counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 
 import numpy as np
@@ -42,12 +42,14 @@ class Counted(Rows):
     def count_stored(self) -> I64:
         return np.full(BUCKETS, ROWS)
 
-    def claim(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
+    def claim(
+        self, buckets: Sequence[Bucket], fence: Fence, *, former: Mapping[Bucket, Fence], whole: bool
+    ) -> int:
         self.here.update(buckets)
         self.still_loading = sorted({*self.still_loading, *buckets})
         self.stored_rows[buckets] = ROWS
         self.count_memory()
-        return super().claim(buckets, fence, whole=whole)
+        return super().claim(buckets, fence, former=former, whole=whole)
 
     def load(self, buckets: int = BUCKETS) -> None:
         self.still_loading = self.still_loading[buckets:]

@@ -36,7 +36,7 @@ from freshet.rows.redis.pages import (
 from freshet.rows.redis.scripts import (
     CLAIM,
     CREATE,
-    META_FIELDS,
+    READ_FIELDS,
     REPLACE,
     command,
     evaluate,
@@ -321,10 +321,10 @@ class RedisRowStore:
     def _stored(self, buckets: Iterable[Bucket]) -> dict[Bucket, BucketMeta | None]:
         """Return the meta of each bucket; None where absent."""
         wanted = list(buckets)
-        requests = [self._request(b, command(b"HMGET", self._keys(b).meta, *META_FIELDS)) for b in wanted]
+        requests = [self._request(b, command(b"HMGET", self._keys(b).meta, *READ_FIELDS)) for b in wanted]
         replies = self._ask(requests, "reading metas")
         return {
-            b: None if reply == [None] * len(META_FIELDS) else self._meta(b, reply)
+            b: None if reply == [None] * len(READ_FIELDS) else self._meta(b, reply)
             for b, (reply,) in zip(wanted, replies, strict=True)
         }
 
@@ -332,11 +332,11 @@ class RedisRowStore:
         where = self._where(bucket)
         try:
             fence, seq, rows, rows_offset, clock_ms, fmt = (int(reply[i]) for i in (0, 1, 2, 4, 5, 6))
+            writer = None if reply[7] is None else Fence(int(reply[7]))
         except (TypeError, ValueError) as error:
             raise Corrupt(f"{where}: expected a meta of numbers, found {reply!r}") from error
-        return BucketMeta(
-            Fence(fence), seq, rows, parse_offsets(reply[3] or b"", where), rows_offset, TimeMs(clock_ms), fmt
-        )
+        applied = parse_offsets(reply[3] or b"", where)
+        return BucketMeta(Fence(fence), seq, rows, applied, rows_offset, TimeMs(clock_ms), fmt, writer)
 
     def _check_claim(self, bucket: int, stored: int | None, fence: Fence, effect: str) -> None:
         if stored is None:

@@ -27,6 +27,9 @@ from collections.abc import Sequence
 META_FIELDS = (b"fence", b"seq", b"rows", b"applied", b"rows_offset", b"clock_ms", b"format")
 """Fields of a bucket's meta, in the order of the scripts' arguments."""
 
+READ_FIELDS = (*META_FIELDS, b"writer")
+"""The same with the fence of the last flush, which a claim leaves alone; earlier releases do not write it."""
+
 WRITTEN = 3
 """COMMIT returns WRITTEN plus the bytes of the bucket's pages if they were written and should be merged, or 0
 if they were written; 1 and 2 are a FlushOutcome."""
@@ -53,7 +56,7 @@ end
 _META = """
 local function meta()
 redis.call('HSET', KEYS[1], 'fence', ARGV[1], 'seq', ARGV[2], 'rows', ARGV[3], 'applied', ARGV[4],
-'rows_offset', ARGV[5], 'clock_ms', ARGV[6], 'format', ARGV[7])
+'rows_offset', ARGV[5], 'clock_ms', ARGV[6], 'format', ARGV[7], 'writer', ARGV[1])
 end
 """
 
@@ -166,7 +169,8 @@ CLAIM = """
 local f = redis.call('HGET', KEYS[1], 'fence')
 if not f or tonumber(f) > tonumber(ARGV[1]) then return f end
 redis.call('HSET', KEYS[1], 'fence', ARGV[1])
-return redis.call('HMGET', KEYS[1], 'fence', 'seq', 'rows', 'applied', 'rows_offset', 'clock_ms', 'format')
+return redis.call('HMGET', KEYS[1], 'fence', 'seq', 'rows', 'applied', 'rows_offset', 'clock_ms', 'format',
+'writer')
 """
 """KEYS meta; ARGV fence. Returns the new meta, the higher fence that is stored, or nil without a meta."""
 

@@ -381,6 +381,17 @@ class RowStoreContract:
         assert self.flush(store, 0, {0: {1: 3}}) is FlushOutcome.DONE
         assert rows_of(store, 0) == {(0, 1): 3}
 
+    def test_a_claim_keeps_the_fence_of_the_last_flush(self, store: RowStore) -> None:
+        """None: a store that loses no claim may leave it out."""
+        self.flush(store, 0, {0: {1: 1}})
+        before = 5
+        for fence, rows, whole in ((9, {0: {1: 2}}, False), (11, {0: {1: 3}}, True), (13, {}, False)):
+            assert store.claim([Bucket(0)], Fence(fence))[Bucket(0)].writer in (None, before)
+            assert store.metas([Bucket(0)])[Bucket(0)].writer in (None, before)
+            self.flush(store, 0, rows, whole=whole)
+            assert store.metas([Bucket(0)])[Bucket(0)].writer in (None, fence)
+            before = fence
+
     def test_one_flush_writes_buckets_of_different_claims(self, store: RowStore) -> None:
         store.claim([Bucket(1)], Fence(9))
         metas = store.metas([Bucket(0), Bucket(1)])
