@@ -317,6 +317,21 @@ def test_a_request_to_a_server_that_starts_waits_for_its_answer(tmp_path: Path) 
     world.close()
 
 
+def test_client_that_leaves_before_the_start_is_over_is_dropped(tmp_path: Path) -> None:
+    world = World(tmp_path, greedy(SPEC), RANKED)
+    world.create()
+    with serving(world, inference_start_wait="1m") as server:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/v1/rank", content=b"{}", headers=JSON, timeout=0.5)
+        wait_for(lambda: 'freshet_inference_shed_total{why="gone"} 1.0' in server.get("/metrics").text)
+        assert 'route="/v1/rank",status="gone"' in server.get("/metrics").text
+        assert "freshet_http_body_bytes 0.0" in server.get("/metrics").text
+        world.put_version(0)
+        world.promote(0)
+        wait_for(lambda: server.rank().status_code == 200)
+    world.close()
+
+
 def test_rows_and_versions_change_what_is_served(world: World) -> None:
     with serving(world) as server:
         wait_for(lambda: server.get("/health/ready").status_code == 200)

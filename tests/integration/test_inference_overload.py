@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
@@ -55,12 +57,11 @@ class Busy:
         return self._posted("/v1/rank", body or orjson.dumps(asked))
 
     def infer(self, body: bytes | None = None) -> tuple[int, str, str]:
-        inputs: list[Any] = []
-        for name, values in COLUMNS.items():
-            data = [v.decode() for v in values] if values.dtype == object else values.tolist()
-            datatype = np_to_triton_dtype(values.dtype)
-            inputs.append({"name": name, "datatype": datatype, "shape": values.shape, "data": data})
-        return self._posted("/v2/models/feed/infer", body or orjson.dumps({"inputs": inputs}))
+        return self._posted("/v2/models/feed/infer", body or tensors_of(COLUMNS))
+
+    def infer_compressed(self, body: bytes) -> tuple[int, str, str]:
+        coded = {**JSON, "content-encoding": "gzip"}
+        return self._posted("/v2/models/feed/infer", gzip.compress(body), coded)
 
     def grpc(self, body: bytes | None = None, timeout_s: float = DEADLINE_S) -> tuple[int, str, str]:
         request = M.ModelInferRequest(model_name="feed")
@@ -76,8 +77,10 @@ class Busy:
                 return status, str(error.details()), str(metadata.get("retry-after-ms", ""))
         return 200, "", ""
 
-    def _posted(self, path: str, body: bytes) -> tuple[int, str, str]:
-        answer = httpx.post(self.server.url + path, content=body, headers=JSON, timeout=DEADLINE_S)
+    timeout_s: float = DEADLINE_S
+
+    def _posted(self, path: str, body: bytes, headers: Mapping[str, str] = JSON) -> tuple[int, str, str]:
+        answer = httpx.post(self.server.url + path, content=body, headers=headers, timeout=self.timeout_s)
         return answer.status_code, answer.text, answer.headers.get("retry-after", "")
 
     def figure(self, name: str, unseen: float = nan) -> float:
@@ -86,21 +89,37 @@ class Busy:
         return next(found, unseen)
 
 
+def tensors_of(columns: Mapping[str, Any]) -> bytes:
+    inputs: list[Any] = []
+    for name, values in columns.items():
+        data = [v.decode() for v in values] if values.dtype == object else values.tolist()
+        datatype = np_to_triton_dtype(values.dtype)
+        inputs.append({"name": name, "datatype": datatype, "shape": values.shape, "data": data})
+    return orjson.dumps({"inputs": inputs})
+
+
 @pytest.fixture
 def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Busy]:
+    with busy_server(tmp_path, monkeypatch, inference_queue_wait="1ms") as made:
+        yield made
+
+
+@contextmanager
+def busy_server(folder: Path, monkeypatch: pytest.MonkeyPatch, **variables: str) -> Iterator[Busy]:
     held, waits, turn = threading.Event(), threading.Event(), Batcher._turn
 
     def held_turn(batcher: Batcher[Any], loop: asyncio.AbstractEventLoop) -> None:
         if held.is_set():
+            batcher._watch_waiting()  # as after a turn that leaves requests
             waits.set()
             loop.call_later(0.005, held_turn, batcher, loop)
         else:
             turn(batcher, loop)
 
     monkeypatch.setattr(Batcher, "_turn", held_turn)
-    world = trained(tmp_path, greedy(SPEC))
+    world = trained(folder, greedy(SPEC))
     (port,) = lasting_ports(1)
-    with serving(world, inference_queue_wait="1ms", inference_grpc_port=str(port)) as server:
+    with serving(world, inference_grpc_port=str(port), **variables) as server:
         wait_for(lambda: server.get("/health/ready").status_code == 200)
         yield Busy(server, port, held, waits)
         held.clear()
@@ -108,6 +127,12 @@ def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Busy]:
 
 
 DOORS = [Busy.rank, Busy.explain, Busy.infer, Busy.grpc]
+SECONDS = 'freshet_http_request_seconds_count{{route="{}"}}'
+GONE_SECONDS: dict[Callable[..., Any], str] = {
+    Busy.rank: SECONDS.format("/v1/rank"),
+    Busy.explain: SECONDS.format("/v1/rank"),
+    Busy.infer: SECONDS.format("/v2/models/*/infer"),
+}
 
 
 @pytest.mark.parametrize("first", DOORS)
@@ -127,6 +152,42 @@ def test_all_endpoints_refuse_alike_before_they_read(
         busy.held.clear()
         assert waiting.result(DEADLINE_S)[0] == 200
     assert [door(busy)[0] for door in DOORS] == [200] * len(DOORS)
+
+
+def test_expanded_bytes_of_waiting_tensors_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = tensors_of({**COLUMNS, "user.country": np.array([b"x" * 70_000] * 10, object)})
+    bounds = {"inference_queue_wait": "0ms", "inference_max_bodies_bytes": str(1 << 20)}
+    with busy_server(tmp_path, monkeypatch, **bounds) as busy, ThreadPoolExecutor(1) as pool:
+        busy.hold()
+        waiting = pool.submit(busy.infer_compressed, large)
+        assert busy.waits.wait(DEADLINE_S)
+        status, text, again = busy.infer_compressed(large)
+        assert (status, "FRESHET_INFERENCE_MAX_BODIES_BYTES" in text, again) == (429, True, "1")
+        assert busy.figure('freshet_inference_shed_total{why="wait"}') == 1.0
+        busy.held.clear()
+        assert waiting.result(DEADLINE_S)[0] == 200
+        assert busy.infer_compressed(large)[0] == 200
+
+
+@pytest.mark.parametrize("first", [Busy.rank, Busy.explain, Busy.infer])
+def test_a_request_whose_client_has_gone_is_not_scored(
+    busy: Busy, first: Callable[[Busy], tuple[int, str, str]]
+) -> None:
+    busy.hold()
+    busy.timeout_s = 2.0
+    with pytest.raises(httpx.ReadTimeout):
+        first(busy)
+    assert busy.waits.is_set()
+    wait_for(lambda: busy.figure("freshet_http_connections") == 1.0)  # of this question itself
+    busy.held.clear()
+
+    wait_for(lambda: busy.figure('freshet_inference_shed_total{why="gone"}') == 1.0)
+    assert busy.figure("freshet_inference_candidates_total") == 0.0
+    assert busy.figure("freshet_http_body_bytes") == 0.0
+    assert 'status="gone"' in busy.server.get("/metrics").text
+    assert busy.figure(GONE_SECONDS[first]) == 1.0, "the time until it was noticed counts"
 
 
 def test_a_call_whose_client_has_gone_is_not_scored(busy: Busy) -> None:

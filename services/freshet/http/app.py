@@ -326,8 +326,10 @@ class App:
                 scope["path"], Unavailable("the server is stopping; send it again")
             )
         except ClientGoneError:
-            self._counts.untimed(resource.name, "gone")
-            return
+            if incoming.more:
+                self._counts.untimed(resource.name, "gone")
+                return
+            response = GONE
         except Exception as error:
             response = self._error_response(scope["path"], error)
         finally:

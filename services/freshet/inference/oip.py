@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from sys import getsizeof
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,12 @@ class Tensor:
     values: NDArray[Any]  # (B,) or (B, width)
     nulls: NDArray[np.bool_] | None = None  # (B,) rows that are null in JSON; None: none
 
+    @property
+    def size(self) -> int:
+        """Bytes in memory."""
+        elements = sum(map(getsizeof, self.values.flat)) if self.values.dtype.hasobject else 0
+        return self.values.nbytes + elements
+
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
@@ -64,6 +71,11 @@ class InferRequest:
     tensors: Mapping[str, Tensor]
     outputs: Sequence[RequestedOutput] | None  # None: all
     binary_outputs: bool  # whether outputs are binary that the request does not name
+
+    @property
+    def size(self) -> int:
+        """Bytes of its tensors in memory."""
+        return sum(tensor.size for tensor in self.tensors.values())
 
 
 def parse_infer(body: bytes, header_length: int | None, limits: InputLimits) -> InferRequest:

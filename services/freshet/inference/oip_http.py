@@ -310,7 +310,7 @@ class OipRoutes:
             raise wrong_type(request.content_type, "application/json", "application/octet-stream")
         name, *version = request.arguments
         self.model.check(name, *version)
-        done = await self.model.infer(lambda: self._read(request))
+        done = await self.model.infer(lambda: self._read(request), request.watch_client)
         body, length = write_infer(
             self.model.spec.name, done.version, done.request.id, done.outputs, done.parameters
         )

@@ -30,7 +30,7 @@ from freshet.inference.oip import InferRequest, InputLimits, Tensor
 from freshet.inference.pipeline import avro_of, unreadable
 from freshet.inference.requests import time_ms_of
 from freshet.inference.schemas import row_schema
-from freshet.inference.scoring import Scoring
+from freshet.inference.scoring import Scoring, Watch
 from freshet.types import I64
 
 LENGTH = ".length"
@@ -302,20 +302,24 @@ class OipModel:
             )  # fmt: skip
         return number
 
-    async def infer(self, read: Callable[[], InferRequest]) -> Inferred:
+    async def infer(self, read: Callable[[], InferRequest], watch: Watch | None = None) -> Inferred:
         """Score a request.
 
         Args:
             read: parses the request; not called if the expected wait is too long.
+            watch: begins to watch the client; None: the call is cancelled when its client disconnects.
 
         Raises:
             BadInput: an input or output does not fit the metadata.
-            Unavailable: no model is served yet.   Overloaded: the expected wait is too long.
+            Unavailable: no model is served yet.   ClientGoneError: the client disconnected meanwhile.
+            Overloaded: the expected wait is too long, or too many bytes of requests wait.
         """
         self._scoring.queue.refuse_if_late()
         request = read()
         count = max((len(tensor.values) for tensor in request.tensors.values()), default=0)
-        scored, serving = await self._scoring.score_samples(count, lambda: self._decoded(request))
+        scored, serving = await self._scoring.score_samples(
+            count, lambda: self._decoded(request), request.size, watch
+        )
         self._scoring.counts.scored(scored)
         values = {SCORE: scored.scores}
         for i, label in enumerate(self.spec.labels):

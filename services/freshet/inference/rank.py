@@ -35,7 +35,7 @@ from freshet.inference.requests import (
     refuse_expanded,
     time_value,
 )
-from freshet.inference.scoring import Outcome, Scoring, Watch
+from freshet.inference.scoring import Client, Outcome, Scoring
 from freshet.inference.served_log import Loggable, NativeRules, Served, ServedLogger, places_of, served_events
 from freshet.inference.versions import ServingVersion
 from freshet.observability.spans import RankAnswer, rank_answer
@@ -202,23 +202,14 @@ class Ranker:
         HttpError if its type is not JSON, and Overloaded, before parsing, if the expected wait is too long.
         """
         require_json(request)
-        self._scoring.queue.refuse_if_late()
-        is_served = self._live.version() is not None
-        if is_served and self._fast_path is not None:
-            fast = self._fast_path.read(request.body, self._clock.now_ms())
-            if fast is not None and self._is_small(len(request.body), fast):
-                answer = partial(self._answer_fast, fast, reply, self._arrival(request))
-                self._scoring.submit(fast.encoded, answer, request.watch_client)
-                return
-        parsed = parse_rank(request.body, self._settings.max_candidates)
-        explode, most = self._spec.events.served.explode, self._settings.max_body_bytes
-        refuse_expanded(explode, parsed, len(request.body), most)
-        rank = partial(self._rank, parsed, reply, self._arrival(request), request.watch_client)
-        if is_served:
-            rank()
-        else:
-            deadline_s = asyncio.get_running_loop().time() + self._settings.start_wait_ms / 1e3
-            self._rank_once_served(rank, reply, deadline_s)
+        client, arrival = Client(request.watch_client), self._arrival(request)
+        if self._live.version() is not None:
+            self._rank(request.body, reply, arrival, client)
+            return
+        client.watch()
+        rank = partial(self._rank, request.body, reply, arrival, client)
+        deadline_s = asyncio.get_running_loop().time() + self._settings.start_wait_ms / 1e3
+        self._rank_once_served(rank, reply, client, deadline_s)
 
     def _is_small(self, body_bytes: int, fast: FastRequest) -> bool:
         """Return whether the impression is certainly within the limits; else `_rank` checks it."""
@@ -230,18 +221,35 @@ class Ranker:
         """Return when a request arrived, and for which client's span; None while tracing is off."""
         return (now_ns(), request.span) if self._traces else None
 
-    def _rank_once_served(self, rank: Callable[[], None], reply: Reply, deadline_s: float) -> None:
-        """Delay a request while the server starts, so that clients see a restart as a pause, not an error."""
+    def _rank_once_served(
+        self, rank: Callable[[], None], reply: Reply, client: Client, deadline_s: float
+    ) -> None:
+        """Delay a request while the server starts, so that clients see a restart as a pause, not an error.
+
+        Meanwhile it is not parsed: its body, which is bounded, takes less memory than its values.
+        """
         loop = asyncio.get_running_loop()
-        if self._live.version() is None and loop.time() < deadline_s:
-            loop.call_later(START_POLL_S, self._rank_once_served, rank, reply, deadline_s)
-            return
         try:
-            rank()
+            if (gone := self._scoring.queue.error_if_gone(client)) is not None:
+                raise gone
+            if self._live.version() is None and loop.time() < deadline_s:
+                loop.call_later(START_POLL_S, self._rank_once_served, rank, reply, client, deadline_s)
+            else:
+                rank()
         except Exception as error:
             reply(error_response(error))
 
-    def _rank(self, request: RankRequest, reply: Reply, arrival: Arrival | None, watch: Watch) -> None:
+    def _rank(self, body: bytes, reply: Reply, arrival: Arrival | None, client: Client) -> None:
+        self._scoring.queue.refuse_if_late()
+        if self._fast_path is not None:
+            fast = self._fast_path.read(body, self._clock.now_ms())
+            if fast is not None and self._is_small(len(body), fast):
+                answer = partial(self._answer_fast, fast, reply, arrival)
+                self._scoring.submit(fast.encoded, answer, client)
+                return
+        request = parse_rank(body, self._settings.max_candidates)
+        explode, most = self._spec.events.served.explode, self._settings.max_body_bytes
+        refuse_expanded(explode, request, len(body), most)
         now_ms = self._clock.now_ms()
         context = self._filling.filled(request.context, request.request_id, now_ms)
         events = events_of(self._spec, context, request.candidates)
@@ -250,7 +258,7 @@ class Ranker:
             items = self._loggable.placed(request.candidates)
             self._loggable.check(events_of(self._spec, context, items), now_ms)
         answer = partial(self._answer, _Ranking(request, context, now_ms, reply, arrival))
-        self._scoring.submit(encoded, answer, watch, explain=request.explain)
+        self._scoring.submit(encoded, answer, client, explain=request.explain)
 
     def _answer(self, ranking: _Ranking, outcome: Outcome) -> None:
         try:

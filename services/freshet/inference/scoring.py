@@ -124,19 +124,42 @@ class Solo(Generic[Result]):
 
     candidates: int
     score: Callable[[], Result]  # an exception is the request's outcome
-    size: int = 0  # bytes that it holds while it waits
 
 
 Watch = Callable[[], Callable[[], bool]]
 """Begins to watch a request's client; the function returned reports whether it has disconnected."""
 
 
+def _never() -> bool:
+    return False
+
+
+class Client:
+    """A request's client. It is watched only once the request has to wait, as watching costs a task."""
+
+    __slots__ = ("_is_cancelled", "_is_gone", "_watch")
+
+    def __init__(self, watch: Watch | None = None, is_cancelled: Callable[[], bool] = _never) -> None:
+        """`is_cancelled`: whether the request was given up, where that is known without a watch."""
+        self._watch, self._is_cancelled = watch, is_cancelled
+        self._is_gone: Callable[[], bool] = _never
+
+    def watch(self) -> None:
+        """Begin to watch the client. Idempotent."""
+        if self._watch is not None:
+            self._is_gone, self._watch = self._watch(), None
+
+    def is_gone(self) -> bool:
+        """Return whether the client is known to have disconnected."""
+        return self._is_cancelled() or self._is_gone()
+
+
 @dataclass(slots=True, eq=False)
 class _Waiting(Generic[Result]):
     request: Encoded | Solo[Result]
     done: Callable[[Result | Exception], None]
-    watch: Watch | None  # None: not needed any more
-    is_gone: Callable[[], bool] | None  # None: the client is not watched yet
+    client: Client
+    is_taken: bool = False
 
 
 class Batcher(Generic[Result]):
@@ -148,7 +171,6 @@ class Batcher(Generic[Result]):
         *,
         budget_s: float,
         most_wait_s: float = float("inf"),
-        most_bytes: float = float("inf"),
         observe: Callable[[int], None] = lambda requests: None,
         shed: Callable[[str], None] = lambda why: None,
         clock: Callable[[], float] = time.perf_counter,
@@ -159,14 +181,12 @@ class Batcher(Generic[Result]):
             score: returns a result or an error per request; if it raises, each request is scored alone.
             budget_s: longest time to score one batch; 0: one request at a time.
             most_wait_s: longest expected wait; above it requests are refused.
-            most_bytes: bound of the waiting requests' bytes; an empty queue accepts any request.
             observe: called with the number of requests of each batch.
             shed: called per unscored request: "wait" if refused, "gone" if its client has disconnected.
         """
         self._score, self._observe, self._shed, self._clock = score, observe, shed, clock
         self._budget, self._throughput, self._most_wait_s = BatchBudget(budget_s), Throughput(), most_wait_s
         self._candidates = 0  # of waiting requests
-        self._bytes, self._most_bytes = 0, most_bytes
         self._solo = self._solo_candidates = 0  # of waiting `Solo` requests
         self._before: tuple[float, int] | None = None  # start, candidates of a turn that left requests
         self._waiting: deque[_Waiting[Result]] = deque()
@@ -174,34 +194,20 @@ class Batcher(Generic[Result]):
         self._due = False  # whether a turn is scheduled
 
     def submit(
-        self,
-        request: Encoded | Solo[Result],
-        done: Callable[[Result | Exception], None],
-        watch: Watch | None = None,
-        *,
-        is_gone: Callable[[], bool] | None = None,
+        self, request: Encoded | Solo[Result], done: Callable[[Result | Exception], None], client: Client
     ) -> None:
         """Queue a request; a later turn of the running loop scores it.
 
         Args:
             done: called with the result or the error; an exception that it raises is logged.
-            watch: begins to watch the client, once the request has waited for a turn: most requests are
-                scored in the first one, and watching costs a task.
-            is_gone: whether the client has disconnected, where that needs no watch. `done` then gets a
-                ClientGoneError.
+            client: watched once the request has waited for a turn: most requests are scored in the first
+                one. If it has disconnected, `done` gets a ClientGoneError.
 
         Raises:
-            Overloaded: the expected wait or the queue's bytes exceed their bounds.
+            Overloaded: the expected wait exceeds its bound.
         """
         self.refuse_if_late()
-        if self._waiting and self._bytes + request.size > self._most_bytes:
-            self._shed("wait")
-            raise Overloaded(
-                f"{len(self._waiting)} requests of {self._bytes:,} bytes wait to be scored; at most "
-                f"{self._most_bytes:,} bytes (FRESHET_INFERENCE_MAX_BODIES_BYTES)",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        waiting = _Waiting(request, done, watch, is_gone)
+        waiting = _Waiting(request, done, client)
         self._waiting.append(waiting)
         self._unwatched.append(waiting)
         self._count(request, 1)
@@ -228,7 +234,6 @@ class Batcher(Generic[Result]):
 
     def _count(self, request: Encoded | Solo[Result], n: int) -> None:
         self._candidates += n * request.candidates
-        self._bytes += n * request.size
         if isinstance(request, Solo):
             self._solo += n
             self._solo_candidates += n * request.candidates
@@ -258,8 +263,8 @@ class Batcher(Generic[Result]):
     def _watch_waiting(self) -> None:
         """Watch the clients of requests that came since the turn before and still wait."""
         for one in self._unwatched:
-            if one.watch is not None:
-                one.is_gone, one.watch = one.watch(), None
+            if not one.is_taken:
+                one.client.watch()
 
     def _next_batch(self) -> list[_Waiting[Result]]:
         """Return the next batch or `Solo` request, without requests of clients that have disconnected."""
@@ -268,14 +273,21 @@ class Batcher(Generic[Result]):
         taken = []
         for _ in range(max(1, fit)):
             one = self._waiting.popleft()
-            one.watch = None
+            one.is_taken = True
             self._count(one.request, -1)
-            if one.is_gone is not None and one.is_gone():
-                self._shed("gone")
-                _answer(one.done, ClientGoneError("the client went away while its request waited"))
-            else:
+            error = self.error_if_gone(one.client)
+            if error is None:
                 taken.append(one)
+            else:
+                _answer(one.done, error)
         return taken
+
+    def error_if_gone(self, client: Client) -> ClientGoneError | None:
+        """Return the outcome of a waiting request whose client has disconnected, and count it; else None."""
+        if not client.is_gone():
+            return None
+        self._shed("gone")
+        return ClientGoneError("the client went away while its request waited")
 
     def _score_batch(self, taken: list[_Waiting[Result]], candidates: int) -> Sequence[Result | Exception]:
         first = taken[0].request
@@ -406,6 +418,17 @@ Make = Callable[[RowsRead | None], Encoded | Solo[Attempt]]
 """Makes a request anew, after a read of its rows."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Submitted:
+    """A request without an answer. Nothing refers to it from below: cycles of references, one a request,
+    would leave a collection of 30 ms to other requests."""
+
+    make: Make
+    done: Callable[[Outcome], None]
+    client: Client
+    size: int  # bytes that it holds
+
+
 class Scoring:
     """Scores requests of all routes with the rows and weights served at that moment, on one event loop.
 
@@ -428,35 +451,49 @@ class Scoring:
         self._unread = metrics.UNREAD_ROWS.counter(registry)
         shed = metrics.SHED.counter(registry)
         counted = {why: shed.labels(why).inc for why in SHED_WHYS}
+        self._shed_late = counted["wait"]
+        self._bytes, self._most_bytes = 0, settings.max_bodies_bytes  # of requests that have no answer yet
         self.queue: Batcher[Attempt] = Batcher(
             self._score_all,
             budget_s=settings.batch_budget_ms / 1e3,
             most_wait_s=settings.queue_wait_ms / 1e3 or float("inf"),
-            most_bytes=settings.max_bodies_bytes,
             shed=lambda why: counted[why](),
             observe=metrics.BATCH_REQUESTS.histogram(registry).observe,
         )
 
     def submit(
-        self, request: Encoded, done: Callable[[Outcome], None], watch: Watch | None, *, explain: bool = False
+        self, request: Encoded, done: Callable[[Outcome], None], client: Client, *, explain: bool = False
     ) -> None:
-        """Queue a request; `explain`: report existence and age of its rows. See `Batcher.submit`."""
+        """Queue a request; `explain`: report existence and age of its rows. See `Batcher.submit`.
+
+        Raises:
+            Overloaded: the expected wait, or the bytes of requests without an answer, exceed their bounds.
+        """
 
         def make(read: RowsRead | None) -> Encoded | Solo[Attempt]:
             if explain:
                 attempt = partial(self._alone, partial(self.pipeline.request, request), read, explain=True)
-                return Solo(request.candidates, attempt, request.size)
+                return Solo(request.candidates, attempt)
             return request if read is None else replace(request, read=read)
 
-        self._submit(make, done, watch)
+        self._submit(make, done, client, request.size)
 
-    async def score_samples(self, count: int, decode: Callable[[], Decoded]) -> ByVersion:
+    async def score_samples(
+        self, count: int, decode: Callable[[], Decoded], size: int, watch: Watch | None
+    ) -> ByVersion:
         """Score `count` samples; `decode` makes them just before, as that takes the loop's time, too.
 
-        A cancelled call is neither decoded nor scored.
+        Samples of a cancelled call, or of a client that has disconnected, are neither decoded nor scored.
+
+        Args:
+            count: number of samples.
+            decode: makes the samples.
+            size: bytes that the request holds until it is scored.
+            watch: begins to watch the client; None: its call is cancelled when it disconnects.
 
         Raises:
             BadInput: the samples do not fit.   Unavailable: no model is served yet.
+            ClientGoneError: the client has disconnected.   Overloaded: as `submit`.
         """
         answered: asyncio.Future[ByVersion] = asyncio.get_running_loop().create_future()
 
@@ -468,36 +505,44 @@ class Scoring:
             else:
                 answered.set_result(outcome)
 
-        self._submit(
-            lambda read: Solo(count, partial(self._alone, decode, read)), done, is_gone=answered.done
-        )
+        client = Client(watch, answered.done)
+        self._submit(lambda read: Solo(count, partial(self._alone, decode, read)), done, client, size)
         return await answered
 
-    def _submit(
-        self,
-        make: Make,
-        done: Callable[[Outcome], None],
-        watch: Watch | None = None,
-        *,
-        is_gone: Callable[[], bool] | None = None,
-        read: RowsRead | None = None,
-    ) -> None:
-        """Queue a request, and queue it again each time that rows for it were read."""
+    def _submit(self, make: Make, done: Callable[[Outcome], None], client: Client, size: int) -> None:
+        """Queue a request, and queue it again each time that rows for it were read.
 
-        def again(found: RowsRead) -> None:
-            try:
-                self._submit(make, done, is_gone=is_gone, read=found)
-            except Overloaded as error:
-                _answer(done, error)
+        Its `size` counts until it is answered, so that one bound holds for requests in the queue and for
+        those that wait for rows. A request is always accepted if no other waits.
+        """
+        if self._bytes and self._bytes + size > self._most_bytes:
+            self._shed_late()
+            raise Overloaded(
+                f"requests of {self._bytes:,} bytes wait to be scored, this one has {size:,}; at most "
+                f"{self._most_bytes:,} bytes together (FRESHET_INFERENCE_MAX_BODIES_BYTES)",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._queue(_Submitted(make, done, client, size), None)
+        self._bytes += size
 
-        def answer(attempt: Attempt | Exception) -> None:
-            if not isinstance(attempt, _NeedsRows):
-                done(attempt)
-            else:
-                assert self._reads is not None, "a server with rows on disk reads them"
-                self._reads.read(attempt.unread, attempt.table, again, attempt.read)
+    def _queue(self, request: _Submitted, read: RowsRead | None) -> None:
+        self.queue.submit(request.make(read), partial(self._attempted, request), request.client)
 
-        self.queue.submit(make(read), answer, watch, is_gone=is_gone)
+    def _attempted(self, request: _Submitted, attempt: Attempt | Exception) -> None:
+        if isinstance(attempt, _NeedsRows):
+            assert self._reads is not None, "a server with rows on disk reads them"
+            request.client.watch()
+            again = partial(self._queue_again, request)
+            self._reads.read(attempt.unread, attempt.table, again, attempt.read)
+        else:
+            self._bytes -= request.size
+            request.done(attempt)
+
+    def _queue_again(self, request: _Submitted, found: RowsRead) -> None:
+        try:
+            self._queue(request, found)
+        except Overloaded as error:
+            _answer(partial(self._attempted, request), error)
 
     def _score_all(self, requests: Sequence[Encoded]) -> Sequence[Attempt | Exception]:
         table, serving = self.live.now()

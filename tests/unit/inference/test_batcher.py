@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from freshet.errors import BadInput, Overloaded
 from freshet.http.messages import ClientGoneError
 from freshet.inference.pipeline import Encoded
-from freshet.inference.scoring import BatchBudget, Batcher, Solo, Throughput
+from freshet.inference.scoring import BatchBudget, Batcher, Client, Solo, Throughput
 from freshet.types import BytesColumn
 
 NOTHING = BytesColumn.of([])
@@ -20,6 +20,11 @@ NOTHING = BytesColumn.of([])
 
 def request(candidates: int = 10) -> Encoded:
     return Encoded(NOTHING, candidates)
+
+
+def left() -> Client:
+    """A client that has disconnected."""
+    return Client(is_cancelled=lambda: True)
 
 
 @dataclass
@@ -51,7 +56,7 @@ class Scorer:
 
 def asked(batcher: Batcher[int], size: int) -> asyncio.Future[int | Exception]:
     answer: asyncio.Future[int | Exception] = asyncio.get_running_loop().create_future()
-    batcher.submit(request(size), answer.set_result)
+    batcher.submit(request(size), answer.set_result, Client())
     return answer
 
 
@@ -111,7 +116,7 @@ def test_failing_callback_is_logged_and_others_are_answered() -> None:
         raise RuntimeError("no connection")
 
     async def talk() -> list[int | Exception]:
-        batcher.submit(request(1), broken)
+        batcher.submit(request(1), broken, Client())
         waiting = [asked(batcher, 2), asked(batcher, 3)]
         return [*await asyncio.gather(*waiting), await asked(batcher, 4)]
 
@@ -128,7 +133,7 @@ def test_failing_callback_does_not_end_its_batch() -> None:
         raise RuntimeError("no connection")
 
     async def talk() -> int | Exception:
-        batcher.submit(request(1), broken)
+        batcher.submit(request(1), broken, Client())
         return await asked(batcher, 2)
 
     with capture_logs():
@@ -146,7 +151,7 @@ def test_a_batch_that_cannot_be_noted_does_not_end_the_scoring() -> None:
     async def talk() -> int | Exception:
         asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(str(what["exception"])))
         batcher = Batcher[int](scorer, budget_s=0.0, observe=observe)
-        batcher.submit(request(1), lambda result: None)
+        batcher.submit(request(1), lambda result: None, Client())
         return await asked(batcher, 2)
 
     assert asyncio.run(asyncio.wait_for(talk(), 10)) == 2
@@ -235,7 +240,7 @@ def test_turns_without_requests_do_not_change_the_estimate() -> None:
         return True
 
     async def nobody() -> None:
-        batcher.submit(request(100), lambda _: None, is_gone=gone)
+        batcher.submit(request(100), lambda _: None, Client(is_cancelled=gone))
         await asyncio.sleep(0)
 
     ask(batcher, *[100] * 10)
@@ -302,7 +307,7 @@ def test_who_has_gone_is_not_scored_and_the_others_are() -> None:
 
     async def some_go() -> list[int | Exception]:
         here = asked(batcher, 1)
-        batcher.submit(request(2), told.append, is_gone=lambda: True)
+        batcher.submit(request(2), told.append, left())
         also = asked(batcher, 3)
         return list(await asyncio.gather(here, also))
 
@@ -326,7 +331,7 @@ def test_client_is_watched_once_its_request_has_waited_a_turn() -> None:
                 watched.append(size)
                 return lambda: size == 2
 
-            batcher.submit(request(size), answer.set_result, watch)
+            batcher.submit(request(size), answer.set_result, Client(watch))
         return await asyncio.gather(*answers)
 
     first, second, third = asyncio.run(asyncio.wait_for(talk(), 10))
@@ -341,7 +346,7 @@ def test_an_empty_batch_is_not_scored() -> None:
     batcher = scorer.batcher(budget_s=0.0)
 
     async def go() -> int | Exception:
-        batcher.submit(request(2), lambda _: None, is_gone=lambda: True)
+        batcher.submit(request(2), lambda _: None, left())
         return await asked(batcher, 3)
 
     assert asyncio.run(go()) == 3
@@ -359,9 +364,9 @@ def test_a_solo_request_ends_the_batch_before_it() -> None:
 
     async def talk() -> None:
         for size in (1, 2):
-            batcher.submit(request(size), told.append)
-        batcher.submit(Solo(5, alone), told.append)
-        batcher.submit(request(3), told.append)
+            batcher.submit(request(size), told.append, Client())
+        batcher.submit(Solo(5, alone), told.append, Client())
+        batcher.submit(request(3), told.append, Client())
         await asked(batcher, 4)
 
     asyncio.run(asyncio.wait_for(talk(), 10))
@@ -378,7 +383,7 @@ def test_failing_solo_request_gets_its_error_alone() -> None:
         raise BadInput("no such tensor")
 
     async def talk() -> int | Exception:
-        batcher.submit(Solo(5, alone), told.append)
+        batcher.submit(Solo(5, alone), told.append, Client())
         return await asked(batcher, 4)
 
     assert asyncio.run(asyncio.wait_for(talk(), 10)) == 4
@@ -399,7 +404,7 @@ def test_solo_requests_fill_the_queue_and_are_refused() -> None:
         refused = 0
         for _ in range(100):
             try:
-                batcher.submit(Solo(10, alone), answered.append)
+                batcher.submit(Solo(10, alone), answered.append, Client())
             except Overloaded:
                 refused += 1
         while len(answered) + refused < 100:
@@ -428,7 +433,7 @@ def test_solo_requests_do_not_change_the_batch_size() -> None:
 
     async def many() -> None:
         for _ in range(10):
-            batcher.submit(Solo(1, alone), lambda _: None)
+            batcher.submit(Solo(1, alone), lambda _: None, Client())
         await asked(batcher, 1)
 
     asyncio.run(many())

@@ -51,6 +51,14 @@ def test_strings_become_bytes() -> None:
     assert request.tensors["x"].values.tolist() == [b"a", "é".encode()]
 
 
+def test_size_of_a_request_counts_numbers_and_strings() -> None:
+    numbers_ = parse_infer(body(ints(shape=[8], data=[1] * 8)), None, LIMITS)
+    texts = parse_infer(body(ints(datatype="BYTES", shape=[8], data=["x" * 1_000] * 8)), None, LIMITS)
+
+    assert numbers_.size == 64
+    assert 8_000 < texts.size < 9_000
+
+
 WHOLE = [f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)]
 numbers = st.sampled_from([*WHOLE, "FP16", "BF16", "FP32", "FP64", "BOOL"])
 

@@ -39,10 +39,6 @@ _log = structlog.get_logger(__name__)
 Replies = list[Any]
 """Replies of one request's commands: integers, bytes, None and lists of these; no errors."""
 
-_SMALL_BYTES = 32 << 10
-"""Bytes of requests up to which one thread sends those of all masters before it reads the answers: they fit
-the buffers of sockets."""
-
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 """Backoff between two tries, while a master is replaced."""
 
@@ -178,25 +174,18 @@ class Nodes:
                 answers.append((i, error))
             else:
                 masters.setdefault(name, (client, {}))[1][i] = request
-        pipelines = [
-            self._pipeline(name, client, own, to_replicas) for name, (client, own) in masters.items()
-        ]
-        size = sum(len(part) for request in requests.values() for part in request.data)
-        if size <= _SMALL_BYTES:  # threads would take longer than the masters, which answer meanwhile
-            for pipeline in pipelines:
-                next(pipeline)
-            return answers + [answer for pipeline in pipelines for answer in next(pipeline)]
-        others = [self._threads.submit(_both, pipeline) for pipeline in pipelines[1:]]
-        for pipeline in pipelines[:1]:
-            answers += _both(pipeline)
+        parts = [(name, client, own, to_replicas) for name, (client, own) in masters.items()]
+        others = [self._threads.submit(self._send_pipeline, *part) for part in parts[1:]]
+        for part in parts[:1]:
+            answers += self._send_pipeline(*part)
         for other in others:
             answers += other.result()
         return answers
 
-    def _pipeline(
+    def _send_pipeline(
         self, name: str, client: redis.Redis, requests: Mapping[int, Request], to_replicas: bool
-    ) -> Iterator[list[tuple[int, Replies | Exception]]]:
-        """Send a pipeline to a master, and yield nothing; then read and yield the answers."""
+    ) -> list[tuple[int, Replies | Exception]]:
+        """Send a pipeline to a master and read its answers."""
         data = [part for request in requests.values() for part in request.data]
         want = self._options.min_replicas if to_replicas else 0
         if want:
@@ -206,21 +195,17 @@ class Nodes:
             self._opener.check(name, client)
             with _connection_of(client) as connection:
                 connection.send_packed_command([b"".join(data)])
-                yield []
                 for i, request in requests.items():
                     answers.append((i, _read(connection, request.replies)))
                 got = int(connection.read_response()) if want else 0
         except (*_FAILED, ConfigError) as error:
-            failed: list[tuple[int, Replies | Exception]] = [(i, error) for i in requests]
-            yield failed
-            yield failed
-            return
+            return [(i, error) for i in requests]
         if got < want:
             few = _TooFewReplicas(
                 f"{name}: {got} of {want} replicas had it within {self._options.wait_ms} ms"
             )
-            answers = [(i, few) for i in requests]
-        yield answers
+            return [(i, few) for i in requests]
+        return answers
 
     def _master_of(self, slot: int) -> tuple[str, redis.Redis]:
         if self._single is not None:
@@ -251,11 +236,6 @@ class Nodes:
         if isinstance(error, ResponseError) and str(error).startswith("WRONGTYPE"):
             return Corrupt(f"{said}\n  a key of the store was written by something else than freshet")
         return Unavailable(f"{said}\n  the outcome is unknown; repeating is safe")
-
-
-def _both(pipeline: Iterator[list[tuple[int, Replies | Exception]]]) -> list[tuple[int, Replies | Exception]]:
-    next(pipeline)
-    return next(pipeline)
 
 
 class _TooFewReplicas(RedisError):
