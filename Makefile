@@ -61,8 +61,9 @@ build: $(READY_TO_TEST) ## Build the native core in place, for work on the code.
 	$(BIN)/cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE="$(BIN_PATH)/python" > /dev/null
 	MAKEFLAGS= $(BIN)/cmake --build build/dev
 
-docs: build ## Write docs/reference/ anew from the code; a test says when a page is stale.
+docs: build ## Write docs/reference/ and Grafana's boards anew; a test names what is stale.
 	PYTHONPATH=services $(BIN)/python -m ops.reference
+	$(BIN)/python -m ops.boards
 
 test-tools:
 	@ops/find-browser "$(SKIP)"

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bench.reducers import DIM, FIELDS, HIDDEN, IDS, LEARNED_AT, RATE, Adam, Model, Stream
+from bench.reducers import DIM, FIELDS, HIDDEN, IDS, LEARNED_AT, Adam, Model, Stream
 from bench.report import Figures, command
 from bench.rounds import interval_95
 from freshet.evaluation import auc
@@ -142,7 +142,7 @@ def run(cut: Cut, seed: int, steps: int) -> Figures:
         cold = (seen[keys] < COLD).sum(axis=1) >= 2
         predictions, gradients = model.learn(ids, numbers, clicks)
         np.add.at(seen, keys.reshape(-1), 1)
-        adam.step(gradients[0], False, adam.steps + 1, RATE)
+        adam.step(gradients[0], False, adam.steps + 1)
         distinct += len(np.unique(keys))
         scored.append((predictions, clicks, cold))
     predictions, clicks, cold = (

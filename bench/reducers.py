@@ -34,6 +34,7 @@ from bench.report import Figures, command
 from bench.rounds import interval_95
 from freshet.evaluation import auc
 from freshet.model import DenseModel, State
+from freshet.model.lamb import TrustRatios
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.quality import Quality
 from freshet.trainer.reducers import Collectives, Reducer
@@ -183,19 +184,25 @@ class Adam:
     weights: F32
     moments: Moments = field(init=False)
     steps: int = 0
+    trust: TrustRatios = field(init=False)  # of LAMB
 
     def __post_init__(self) -> None:
+        self.trust = TrustRatios(self.ends)
         self.moments = Moments(np.zeros(self.size, np.float32), np.zeros(self.size, np.float32))
 
-    def step(self, gradient: F32, frozen: bool, variance_steps: int, rates: F64 | float) -> None:
+    def step(self, gradient: F32, frozen: bool, variance_steps: int, *, lamb: bool = False) -> None:
         self.steps += 1
         m, v = self.moments.first, self.moments.second
         m[:] = 0.9 * m + np.float32(0.1) * gradient
         if not frozen:
             v[:] = 0.999 * v + np.float32(0.001) * np.square(gradient)
-        rate = min(1.0, self.steps / WARMUP_STEPS) / (1 - 0.9**self.steps) * rates
         root = np.sqrt(v / (1 - 0.999**variance_steps)) + EPSILON
-        self.weights -= (rate * m / root).astype(np.float32)
+        update = (m / root / (1 - 0.9**self.steps)).astype(np.float32)
+        rates: F64 | float = RATE
+        if lamb:
+            ratios = self.trust.of_step(self.weights, update, frozen=frozen)
+            rates = LAMB_RATE * np.repeat(ratios, np.diff(self.ends, prepend=0))
+        self.weights -= (rates * min(1.0, self.steps / WARMUP_STEPS) * update).astype(np.float32)
 
 
 class Case(Protocol):
@@ -215,7 +222,7 @@ class Gradients:
 
     def step(self, group: Collectives, gradient: F32, adam: Adam) -> None:
         self.reducer.reduce(group, gradient)
-        adam.step(gradient + self.carry, False, adam.steps + 1, RATE)
+        adam.step(gradient + self.carry, False, adam.steps + 1)
         self.carry = np.zeros(1, np.float32)
 
     def flush(self, group: Collectives, adam: Adam) -> None:
@@ -230,19 +237,15 @@ class Gradients:
 class Momenta:
     """1-bit Adam or LAMB."""
 
-    reducer: OneBitAdam | OneBitLamb
+    reducer: OneBitAdam
     drifts: bool = True  # report the loss to it
     carry: F32 = field(default_factory=lambda: np.zeros(1, np.float32))
 
     def step(self, group: Collectives, gradient: F32, adam: Adam) -> None:
-        rates: F64 | float = RATE
-        if isinstance(self.reducer, OneBitLamb):
-            lamb = self.reducer.reduce(group, gradient, adam.moments, adam.weights)
-            momentum, frozen = self.reducer.momentum, lamb.frozen
-            rates = np.repeat(lamb.rates, np.diff(adam.ends, prepend=0)) * LAMB_RATE
-        else:
-            momentum, frozen = self.reducer, self.reducer.reduce(group, gradient, adam.moments)
-        adam.step(gradient + self.carry, frozen, momentum.variance_steps, rates)
+        frozen = self.reducer.reduce(group, gradient, adam.moments)
+        if lamb := isinstance(self.reducer, OneBitLamb):
+            adam.trust.factors = self.reducer.factors
+        adam.step(gradient + self.carry, frozen, self.reducer.variance_steps, lamb=lamb)
         self.carry = np.zeros(1, np.float32)
 
     def flush(self, group: Collectives, adam: Adam) -> None:
@@ -290,7 +293,7 @@ class Averaged:
     def step(self, group: Collectives, gradient: F32, adam: Adam) -> None:
         if self.state is None:
             self.state = _dense_state(States(adam))
-        adam.step(gradient * group.size, False, adam.steps + 1, RATE)
+        adam.step(gradient * group.size, False, adam.steps + 1)
         if adam.steps % AVERAGE_EVERY == 0:
             rows = self.batch * AVERAGE_EVERY
             average(self.state, cast(ProcessGroup, group), rows, adam.steps, rounded=self.rounded)

@@ -13,8 +13,8 @@ from ops.reference.markdown import code, escaped, grid, header
 
 INTRO = """\
 `freshet --help` and `freshet VERB --help` say the same. Every verb takes `--json` and then prints its
-result as one JSON object, last. Settings are environment variables ([settings.md](settings.md)); what the
-exit status means is in [errors.md](errors.md#exit-status-of-freshet).
+result as one JSON object, last; `peek` prints one a line. Settings are environment variables
+([settings.md](settings.md)); what the exit status means is in [errors.md](errors.md#exit-status-of-freshet).
 """
 
 

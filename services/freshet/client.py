@@ -424,8 +424,8 @@ class Client(_BaseClient[httpx.Client]):
 
         The inference server answers from the log and the row store (`/v1/progress`): the joiner has read the
         event, every bucket has applied its samples, and the server has those rows. An event without samples
-        counts once the joiner has read it: its window is open, or it is one of a model's first positives,
-        which are held.
+        counts once the joiner has read it: its window is open, it is one of a model's first positives, which
+        are held, or it makes none, as one that is late or a dead letter.
         """
         acks = (ack,) if isinstance(ack, Ack) else ack.acks
         deadline = time.monotonic() + timeout_s

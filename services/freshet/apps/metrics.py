@@ -127,7 +127,9 @@ JOINER_METRICS = (
         "freshet_joiner_impressions",
         "gauge",
         "impressions",
-        "Impressions since the model began, by label and outcome.",
+        "Impressions since the model began, by label and outcome: pending; trained_positive; "
+        "trained_negative; not_shown; given_false; sampled_out; no_value; late (the impression itself: the "
+        "same number for each label).",
         ("label", "outcome"),
         at="ledger.labels",
     ),
@@ -145,7 +147,8 @@ JOINER_METRICS = (
         "events",
         "Impressions (stream served), actions and shown events by outcome, in commits of this process: "
         "new or matched; again (the label is already true); repeated; late (already decided); outside "
-        "(after every window); orphan (no impression within the grace); no_label (true for no label).",
+        "(dated before its impression by more than the grace); orphan (no impression within the grace, or "
+        "dated after every window of its impression); no_label (true for no label).",
         ("stream", "outcome"),
         at=_outcomes,
     ),

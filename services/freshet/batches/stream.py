@@ -189,8 +189,10 @@ class RunStream(BatchStream, Protocol):
             DataLost, Unavailable: as `next_batch`.
         """
 
-    def push_run(self, lane: int, run: TrainRun, ran: Ran | None) -> None:
-        """Finish a run; None returns it unused. Batches that were not pushed are issued again.
+    def finish_run(self, lane: int, run: TrainRun, ran: Ran | None) -> None:
+        """Finish a run that native code has pushed; None returns it unused.
+
+        Batches that were not pushed are issued again, and the lane's permit is released.
 
         Raises Refused if a push was refused, Unavailable if rows could not be read.
         """
@@ -201,6 +203,11 @@ class RunStream(BatchStream, Protocol):
         return self.next_run(lane, wait_s)
 
     def give_back_run(self, lane: int, run: TrainRun, ran: Ran | None) -> None:
-        """Deprecated: the former name of `push_run`."""
-        _warn_renamed("give_back_run", "push_run")
-        self.push_run(lane, run, ran)
+        """Deprecated: the former name of `finish_run`."""
+        _warn_renamed("give_back_run", "finish_run")
+        self.finish_run(lane, run, ran)
+
+    def push_run(self, lane: int, run: TrainRun, ran: Ran | None) -> None:
+        """Deprecated: the former name of `finish_run`."""
+        _warn_renamed("push_run", "finish_run")
+        self.finish_run(lane, run, ran)

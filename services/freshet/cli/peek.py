@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import orjson
 
-from freshet.cli.options import examples, folder_option, json_option
+from freshet.cli.options import examples, folder_option
 from freshet.errors import ConfigError, Corrupt, Unavailable
 from freshet.process.run_state import existing_folder
 from freshet.terminal import emit
@@ -47,7 +47,7 @@ Decode = Callable[[bytes], Any]
 @click.option(
     "--from", "start", type=click.IntRange(0, OFFSETS), help="First offset, instead of the newest records."
 )
-@json_option
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line, for each record or topic.")
 def command(
     topic: str | None, folder: Path, records: int, partition: int | None, start: int | None, as_json: bool
 ) -> None:

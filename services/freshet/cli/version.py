@@ -82,7 +82,8 @@ def promote(number: int, folder: Path, as_json: bool) -> None:
 def rollback(number: int | None, folder: Path, as_json: bool) -> None:
     """Serve an older version, by default the last promoted one before `stable`, until `promote`.
 
-    Only the served dense weights change; rows continue to learn.
+    Only the served dense weights change; rows continue to learn. Version 0, the untrained model, is served
+    only if NUMBER is 0.
     """
     _move(folder, number, pinned=True, as_json=as_json)
 
@@ -147,7 +148,7 @@ def _move(folder: Path, number: int | None, *, pinned: bool, as_json: bool) -> N
         finally:
             log.close()
     text = f"stable is now version {number}" + (
-        "; the gate promotes nothing until `freshet version promote`" if pinned else ""
+        "; the gate promotes nothing until `freshet version promote NUMBER`" if pinned else ""
     )
     emit(record, as_json=as_json, text=text)
 

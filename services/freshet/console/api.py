@@ -323,7 +323,8 @@ PROMOTE = Endpoint(
 ROLLBACK = Endpoint(
     "POST",
     "/api/rollback",
-    "Serve an older version, the last promoted one without a number, and stay there until a promote.",
+    "Serve an older version, without a number the last promoted one but never 0, the untrained model; stay "
+    "there until a promote.",
     _MOVES,
     bodies=(json(record("RollbackRequest", {}, {"number": nullable(integer(minimum=0))}), {"number": 11}),),
     scope="operate",

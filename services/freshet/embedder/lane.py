@@ -191,10 +191,10 @@ class DirectLane(Lane):
             self._context.limiter.release(self._permit)
             self.stages.mark("push")
 
-    def push_run(self, run: TrainRun, ran: Ran | None) -> None:
+    def finish_run(self, run: TrainRun, ran: Ran | None) -> None:
         """Finish the run; see the protocol.
 
-        Raises Refused if a push was refused, Unavailable if a bucket is not held or not read yet.
+        Raises Refused if a push was refused, Unavailable if a bucket is not owned or not read yet.
         """
         rows, traced = self._native_rows, self._traced
         self._traced = ()
@@ -213,7 +213,7 @@ class DirectLane(Lane):
             if ran.ended is Ended.REFUSED:
                 raise rows.refused(run.batches.ranges[ran.pushed])
             if ran.ended in (Ended.UNREAD, Ended.NOT_HELD):
-                raise Unavailable(f"bucket {ran.bucket} is not held by this shard, or not read yet")
+                raise Unavailable(f"bucket {ran.bucket} is not owned by this shard, or not read yet")
             if ran.pushed < len(run):
                 self._reader.stop()  # the rest of the run is issued again
         except Refused as refused:

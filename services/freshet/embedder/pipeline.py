@@ -161,11 +161,11 @@ class BatchPipeline(RunStream):
         """Return the lane's next run; only without prefetch. See the protocol."""
         return self._direct[lane].next_run(wait_s, self._rows_per_s)
 
-    def push_run(self, lane: int, run: TrainRun, ran: Ran | None) -> None:
+    def finish_run(self, lane: int, run: TrainRun, ran: Ran | None) -> None:
         """Finish a run; see the protocol. Raises Refused, Unavailable as there."""
         if ran is not None and ran.pushed:
             self._rows_per_s = run.starts[ran.trained] / max(sum(ran.seconds.values()), 1e-6)
-        self._direct[lane].push_run(run, ran)
+        self._direct[lane].finish_run(run, ran)
 
     def next_batch_of(
         self, lanes: Sequence[int], wait_s: float, wanted: Callable[[], bool] = lambda: True

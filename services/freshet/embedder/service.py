@@ -210,7 +210,11 @@ class BatchServer:
         with self._changed:
             if feed.out.pop(batch_id, None) is None:
                 return given_frame(frame.id, done=False)
-        stream.push_gradients(lane, batch, gradients, counts)
+        try:
+            stream.push_gradients(lane, batch, gradients, counts)
+        except Exception as error:  # the lane counts the batch as out, and no connection has it any more
+            self.failed = error
+            raise
         return given_frame(frame.id)
 
     def leave(self, place: int, feed_id: int) -> None:

@@ -127,7 +127,10 @@ PROGRESS_BODY = record(
         "dense_event_time_ms": nullable(integer()),
     },
     {
-        "served": boolean("whether the rows served have learned from the event"),
+        "served": boolean(
+            "whether the joiner has read the event, and the rows served have learned all samples up to then; "
+            "it may have made none of the event"
+        ),
         "waits_for": words(("joiner", "trainer", "rows", ""), 'first hop that has not passed it; "": none'),
     },
 )
@@ -140,7 +143,8 @@ PROGRESS = Endpoint(
         Answer(200, "the progress", (json(PROGRESS_BODY),)),
         *refusals("bad_input", *TOKEN_CODES, "overloaded", "internal", "unavailable"),
     ),
-    "topic, partition and offset are those of the gateway's acknowledgement; all three or none.",
+    "topic, partition and offset are those of the gateway's acknowledgement; all three or none. The first "
+    "answer for an old event may wait for samples of newer events: send the request again.",
     parameters=(
         Parameter("topic", "query", "topic of the event"),
         Parameter("partition", "query", "its partition", integer(minimum=0)),

@@ -27,6 +27,8 @@ MOST_OUTPUTS = 1_000
 MOST_NAME = 1_000
 """Bound of a name's characters."""
 
+STRING_BYTES = getsizeof(b"")
+
 _DTYPES: dict[str, Any] = {
     "BOOL": np.dtype(np.bool_),
     **{f"INT{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
@@ -48,12 +50,6 @@ class Tensor:
     values: NDArray[Any]  # (B,) or (B, width)
     nulls: NDArray[np.bool_] | None = None  # (B,) rows that are null in JSON; None: none
 
-    @property
-    def size(self) -> int:
-        """Bytes in memory."""
-        elements = sum(map(getsizeof, self.values.flat)) if self.values.dtype.hasobject else 0
-        return self.values.nbytes + elements
-
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
@@ -72,10 +68,15 @@ class InferRequest:
     outputs: Sequence[RequestedOutput] | None  # None: all
     binary_outputs: bool  # whether outputs are binary that the request does not name
 
+    encoded_bytes: int  # of the request as sent, which are at least those of its strings
+
     @property
     def size(self) -> int:
-        """Bytes of its tensors in memory."""
-        return sum(tensor.size for tensor in self.tensors.values())
+        """Bytes of its tensors in memory, at most and about."""
+        values = [tensor.values for tensor in self.tensors.values()]
+        strings = sum(array.size for array in values if array.dtype.hasobject)
+        numbers = sum(array.nbytes for array in values)
+        return numbers + (strings * STRING_BYTES + self.encoded_bytes if strings else 0)
 
 
 def parse_infer(body: bytes, header_length: int | None, limits: InputLimits) -> InferRequest:
@@ -124,6 +125,7 @@ def parse_infer(body: bytes, header_length: int | None, limits: InputLimits) -> 
         tensors,
         _outputs(tree.get("outputs"), all_binary),
         all_binary,
+        len(body),
     )
 
 

@@ -194,7 +194,7 @@ def read_infer(message: Any, limits: InputLimits) -> InferRequest:
         for tensor in tensors_:
             refuse_unsupported(f"{where} {tensor.name!r:.60}", _parameters(tensor.parameters))
     outputs = [RequestedOutput(wanted.name, bool(raw)) for wanted in message.outputs]
-    return InferRequest(message.id or None, tensors, outputs or None, bool(raw))
+    return InferRequest(message.id or None, tensors, outputs or None, bool(raw), message.ByteSize())
 
 
 def _parameters(parameters: Any) -> dict[str, Any]:

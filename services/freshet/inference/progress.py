@@ -1,12 +1,13 @@
-"""Whether the rows served have learned from an event, by durable state of each hop.
+"""Whether the rows served have learned the samples of an event, by durable state of each hop.
 
-The rows served have learned from an event at (topic, partition, offset) when
+They have learned those of the event at (topic, partition, offset) when
 1. the joiner's newest commit for the partition has consumed the offset: the event's samples are in
-   `<model>.samples` below the end of the partition right after that commit;
+   `<model>.samples` below the end of the partition when it was first queried, and so may be later ones;
 2. every bucket of the row store has applied that partition of samples up to that end;
 3. this server has read `rows` beyond the offset that those buckets name.
 Rows may serve earlier, as they are published before they are flushed. Dense weights follow with the next
-version. Samples that an action gives later, within its window, and a new model's held positives do not count.
+version. An event without samples passes them too: a dead letter, an orphan, a late, repeated or outside
+event, one with an open window, and a new model's held positive.
 """
 
 from __future__ import annotations

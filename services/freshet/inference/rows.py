@@ -301,11 +301,11 @@ class RowFollower:
                 self._follow(stop)
             except _Readable:
                 log.info("damaged buckets are readable, rows are read again", buckets=len(self.state.damaged))
-            except (Unavailable, DataLost) as error:
+            except (Unavailable, DataLost, Corrupt) as error:
                 log.warning("rows cannot be followed, starting over", reason=str(error))
                 self._report(f"rows cannot be followed: {error}")
-                is_lost_again = isinstance(error, DataLost) and time.monotonic() < began_s + LONGEST_RETRY_S
-                pause_s = min(2 * pause_s, LONGEST_RETRY_S) if is_lost_again else RETRY_S
+                again = not isinstance(error, Unavailable) and time.monotonic() < began_s + LONGEST_RETRY_S
+                pause_s = min(2 * pause_s, LONGEST_RETRY_S) if again else RETRY_S
                 stop.wait(pause_s)
             except FreshetError as error:
                 log.error("rows cannot be served", reason=str(error))

@@ -36,13 +36,14 @@ class Ledger:
 
     `no_value` counts numeric labels without a number (the maximum of no actions), or with one out of the
     label's bounds. Actions are counted as matched (they changed a label), again (the label was true already),
-    late, outside (of all windows), repeated, orphan (no impression within the grace) or no_label; those that
-    still wait for their impression are in `waiting`.
+    late, outside (dated before their impression by more than the grace), repeated, orphan (no impression
+    within the grace, or dated after its windows) or no_label; those that wait for an impression are in
+    `waiting`, even if they are counted as orphans.
     """
 
     labels: Mapping[str, Mapping[str, int]]  # label -> LABEL_COUNTERS and "pending"
     events: Mapping[str, int]  # EVENT_COUNTERS
-    waiting: int  # actions and shown events without an impression yet; orphans until the grace has passed
+    waiting: int  # actions and shown events that wait for an impression, orphans among them
     refused: int  # events that became dead letters
 
     def unexplained(self) -> Mapping[str, int]:

@@ -21,6 +21,7 @@ from freshet.config.spec.model import Spec
 from freshet.config.spec.transforms import load_object
 from freshet.errors import ConfigError
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
+from freshet.model.lamb import TrustRatios
 from freshet.types import F32, F64, U32
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "NATIVE_KINDS",
     "SERVING_PREFIXES",
     "STARTED",
+    "TRUST_RATIOS",
     "VARIANCE_STEP",
     "DenseModel",
     "FreezesVariance",
@@ -44,6 +46,7 @@ __all__ = [
     "SplitStep",
     "State",
     "StepResult",
+    "StepsLamb",
     "StepsRows",
     "build_model",
     "class_of",
@@ -79,6 +82,9 @@ STARTED = "statistics/started"
 
 VARIANCE_STEP = "optimizer/variance_step"
 """Name of `FreezesVariance.variance_steps`; without the array they are those of `optimizer/step`."""
+
+TRUST_RATIOS = "optimizer/trust_ratios"
+"""Name of the (T,) means of LAMB's ratios; without the array, as after Adam, the next step begins them."""
 
 LABEL_MERGES: Mapping[str, MergeRule] = {
     STARTED: "max",
@@ -246,6 +252,15 @@ class FreezesVariance(Protocol):
 
     def freeze_variance(self) -> None:
         """Make the next step, and no other, leave the second moment as it is."""
+
+
+@runtime_checkable
+class StepsLamb(Protocol):
+    """A `FreezesVariance` with tensors that LAMB steps if the spec says so (`model.dense_optimizer`)."""
+
+    @property
+    def trust(self) -> TrustRatios | None:
+        """LAMB's ratios; 1-bit LAMB sets their factors; None: Adam steps all."""
 
 
 @runtime_checkable

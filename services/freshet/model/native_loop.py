@@ -90,7 +90,7 @@ class Ended(enum.IntEnum):
     DONE = 0
     REFUSED = 1  # the offsets of batch `Ran.pushed` do not follow the applied offsets
     UNREAD = 2  # a bucket is being loaded
-    NOT_HELD = 3  # a bucket is not leased
+    NOT_HELD = 3  # a bucket is not owned
     BROKEN = 4  # another lane has failed
 
 
@@ -117,7 +117,7 @@ class Ran:
     trained: int  # batches that were computed, with their dense gradients stepped
     pushed: int  # batches with an acknowledged push
     skipped: int  # pushed batches that all buckets had applied before
-    bucket: int  # the bucket that is not leased, or not loaded
+    bucket: int  # the bucket that is not owned, or not loaded
     seconds: dict[str, float]  # time of each of STAGES
     predictions: F32  # (N, L) each before its batch's step; valid up to `trained`
     moments_ns: I64 | None = None  # (K, len(MOMENTS))

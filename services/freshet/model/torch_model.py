@@ -24,6 +24,7 @@ from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError, Mismatch
 from freshet.model import (
     LABEL_MERGES,
+    TRUST_RATIOS,
     VARIANCE_STEP,
     Lane,
     ModelInputs,
@@ -35,6 +36,7 @@ from freshet.model import (
 from freshet.model.custom import Inputs, Model, Shape
 from freshet.model.device import CpuPlacement, Placement
 from freshet.model.inputs import Labels
+from freshet.model.lamb import TrustRatios
 from freshet.model.plan import InputPlan, groups_of, input_plan
 from freshet.types import F32, F64, Bool
 
@@ -187,6 +189,8 @@ class TorchDense:
             self.network = build(_shape(spec, self.plan)).to(self.placement.device)
         self.names, self.flat = _flatten(self.network)
         self.first, self.second = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
+        lamb = spec.model.dense_optimizer == "lamb" and len(self.names) > 0
+        self.trust = TrustRatios(self.tensor_ends) if lamb else None  # see `StepsLamb`
         self._steps = self.variance_steps = 0
         self._freeze_next = False  # the next step leaves the second moment as it is
         self._threads = threading.local()
@@ -209,7 +213,7 @@ class TorchDense:
                 self.heads.step(first.sums)
                 # Divide by at least `batch_rows`, so that a step of few rows is small: with the mean of its
                 # own rows, a single early click would weigh as much as a batch of hundreds of negatives.
-                self._adam(first.summed() / self.gradient_rows(first), frozen=frozen)
+                self._step_weights(first.summed() / self.gradient_rows(first), frozen=frozen)
             first.clear()
             self.placement.fetch({})  # wait, as the lanes' streams are not ordered after this one
 
@@ -232,6 +236,8 @@ class TorchDense:
             state |= self._named("optimizer/first", self.first) | self._named("optimizer/second", self.second)
             state["optimizer/step"] = np.array([self._steps], np.int64)
             state |= variance_step(self._steps, self.variance_steps)
+            if self.trust is not None:
+                state[TRUST_RATIOS] = self.trust.mean.copy()
         state |= {
             name: getattr(self.heads, field).copy()
             for name, field in HEAD_STATE.items()
@@ -243,7 +249,7 @@ class TorchDense:
         """Load a state. Raises Mismatch, before any change, if an array is missing or has another shape."""
         expected = self.state()
         wanted = [n for n in expected if not (weights_only and n.startswith("optimizer/"))]
-        wanted = [n for n in wanted if n != VARIANCE_STEP]
+        wanted = [n for n in wanted if n not in (VARIANCE_STEP, TRUST_RATIOS)]
         for name in wanted:
             if name not in state or state[name].shape != expected[name].shape:
                 found = state[name].shape if name in state else "nothing"
@@ -268,6 +274,8 @@ class TorchDense:
         if "optimizer/step" in wanted:
             self._steps = int(state["optimizer/step"][0])
             self.variance_steps = int(state.get(VARIANCE_STEP, state["optimizer/step"])[0])
+            if self.trust is not None:
+                self.trust.mean[:] = state.get(TRUST_RATIOS, 0.0)
 
     def finite(self) -> bool:
         """Return whether the dense state is finite."""
@@ -291,7 +299,7 @@ class TorchDense:
             raise ConfigError(
                 "the trainer's device",
                 "",
-                f"{self.flat.device} for train.reduce = '1bit-adam'",
+                f"{self.flat.device} for train.reduce = {self.spec.train.reduce!r}",
                 "cpu: ranks sum momenta in host memory; on a GPU use another train.reduce, such as 'int8'",
             )
         return self.first.numpy(), self.second.numpy()
@@ -324,21 +332,29 @@ class TorchDense:
         whole = flat.detach().cpu().numpy()
         return {f"{prefix}/{name}": whole[place].reshape(shape).copy() for name, place, shape in self.names}
 
-    def _adam(self, gradient: torch.Tensor, *, frozen: bool) -> None:
-        """Step by Adam with bias correction (Kingma & Ba 2015, algorithm 1); the rate rises over the warm-up.
+    def _step_weights(self, gradient: torch.Tensor, *, frozen: bool) -> None:
+        """Step by Adam with bias correction (Kingma & Ba 2015, algorithm 1), or by LAMB, of the same update.
 
-        Epsilon is divided by `batch_rows`, as the gradient is, so it has the same weight at all batch sizes.
+        The rate rises over the warm-up. Epsilon is divided by `batch_rows`, as the gradient is, so it has the
+        same weight at all batch sizes.
         """
         model, t = self.spec.model, self._steps
         self.first.mul_(0.9).add_(gradient, alpha=0.1)
         if not frozen:
             self.second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-        rate = model.dense_lr * min(1.0, t / max(model.dense_warmup_steps, 1)) / (1 - 0.9**t)
+        rate = model.dense_lr * min(1.0, t / max(model.dense_warmup_steps, 1))
         root = (
             (self.second / (1 - 0.999**self.variance_steps)).sqrt_().add_(1e-8 / self.spec.train.batch_rows)
         )
         with torch.no_grad():
-            self.flat.addcdiv_(self.first, root, value=-rate)
+            if self.trust is None:
+                self.flat.addcdiv_(self.first, root, value=-rate / (1 - 0.9**t))
+                return
+            update = self.first / root.mul_(1 - 0.9**t)
+            found = self.placement.fetch({"weights": self.flat, "update": update})
+            ratios = self.trust.of_step(found["weights"], found["update"], frozen=frozen)
+            for (_, place, _), ratio in zip(self.names, ratios.tolist(), strict=True):
+                self.flat[place].add_(update[place], alpha=-rate * ratio)
 
 
 class TorchLane:

@@ -16,6 +16,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -135,12 +136,12 @@ class OwnedBuckets:
                     if whole:
                         for bucket, meta in metas.items():
                             self._store.set_applied(bucket, meta.applied, meta.clock_ms)
-                        self._store.put_back_published(keys)  # not before: deltas carry the fence as owned
                     else:
                         self._begin_loading(metas, fence, former)
             except FreshetError:  # no bucket is owned yet
                 self._forget(buckets)
                 raise
+            self._publish_hidden(keys)  # not before: deltas carry the fence as owned
         self.to_load.set()
         stored = sum(meta.rows for meta in metas.values())
         log.info("buckets claimed", buckets=len(buckets), rows=stored, fence=int(fence), loaded=whole)
@@ -183,6 +184,18 @@ class OwnedBuckets:
         with self._lock:
             conflicted, self._conflicted = self._conflicted, set()
             return conflicted
+
+    def _publish_hidden(self, keys: Sequence[Run]) -> None:
+        """Have the rows of these keys published. They stay in memory until then, so where rows need not fit
+        in memory, it publishes them in parts; while the log is away they wait."""
+        rows, most = 0, self._rows_of_a_part
+        for run in keys:
+            self._store.put_back_published([run])
+            rows += len(run.keys)
+            if rows > most:
+                rows = 0
+                with suppress(Unavailable):
+                    self._flusher.publish()
 
     def _forget(self, buckets: Sequence[Bucket]) -> None:
         with self._lock:
@@ -346,12 +359,8 @@ class OwnedBuckets:
                 self._waiting.append(part)
 
     def _parts_to_load(self, claimed: Mapping[Bucket, BucketMeta]) -> Sequence[Sequence[Bucket]]:
-        """Return the buckets in parts. Rows stay in memory while their bucket loads, so where rows need not
-        fit in memory, those of a part take a small share of it."""
-        size, most = max(1, self._buckets // PARTS), math.inf
-        if (bound := self._store.memory_bound) is not None:
-            row_bytes = max(self._store.resident_bytes(t) + INDEX_BYTES for t in self._store.tables)
-            most = bound * PART_OF_BOUND / row_bytes
+        """Return the buckets in parts. Rows stay in memory while their bucket loads."""
+        size, most = max(1, self._buckets // PARTS), self._rows_of_a_part
         parts: list[list[Bucket]] = []
         rows = 0
         for bucket in sorted(claimed):
@@ -361,6 +370,14 @@ class OwnedBuckets:
                 rows = claimed[bucket].rows
             parts[-1].append(bucket)
         return parts
+
+    @property
+    def _rows_of_a_part(self) -> float:
+        """Rows that take a small share of the memory, where rows need not fit in it."""
+        if (bound := self._store.memory_bound) is None:
+            return math.inf
+        row_bytes = max(self._store.resident_bytes(t) + INDEX_BYTES for t in self._store.tables)
+        return bound * PART_OF_BOUND / row_bytes
 
     def _import(
         self, buckets: Sequence[Bucket], imported: Callable[[RowRuns], None], stopped: Callable[[], bool]

@@ -20,7 +20,7 @@ from freshet.coordination.claims import Claims, Lease
 from freshet.errors import Corrupt, Fenced, FreshetError, Unavailable
 from freshet.paramserver.balancer import LoadBalancer
 from freshet.paramserver.shard import Shard
-from freshet.types import Bucket
+from freshet.types import Bucket, Fence
 
 log = structlog.get_logger("freshet.paramserver")
 
@@ -75,6 +75,8 @@ class ShardManager:
         self._lease: Lease | None = None
         self._owned: dict[str, Lease] = {}  # {slice: its claim}
         self._conflicted: set[str] = set()  # slices to read whole before they are served again
+        self._unserved: dict[Bucket, tuple[Fence, Fence | None]] = {}
+        """{bucket: its claim of this shard that never served it, and the claim before}"""
         self._at_once = len(self._slices)  # most conflicted slices in one claim
         self._left: set[str] = set()  # given up, not known to be served elsewhere; retention is held for them
         self._damaged: dict[str, tuple[float, str]] = {}  # {slice: (when to claim it again, reason)}
@@ -266,9 +268,10 @@ class ShardManager:
         # Conflicted slices come last, in claims of their own, so that they delay no others.
         free, whole = (clean, False) if clean else (free[: self._at_once], True)
         held = self._claims.acquire_all(free, self._owner, self._clock.monotonic() + CLAIM_S)
+        buckets, former = self._buckets(free), self._former(held)
+        self._unserved |= {bucket: (held.fence, former.get(bucket)) for bucket in buckets}
         try:
-            former = former_fences(held, self._slices)
-            rows = self._shard.buckets.claim(self._buckets(free), held.fence, former=former, whole=whole)
+            rows = self._shard.buckets.claim(buckets, held.fence, former=former, whole=whole)
         except Corrupt as error:
             held.release()
             if len(free) > 1:  # bisect for the damaged one
@@ -282,6 +285,8 @@ class ShardManager:
             if isinstance(error, Fenced):  # another shard claimed them later
                 raise Unavailable(str(error)) from error
             raise
+        for bucket in buckets:
+            del self._unserved[bucket]
         self._owned.update(dict.fromkeys(free, held))
         for name in self._damaged.keys() & set(free):
             del self._damaged[name]
@@ -290,6 +295,17 @@ class ShardManager:
         self._left -= set(free)
         self.counts.taken += len(free)
         log.info("slices are served", slices=len(free), rows=rows, fence=int(held.fence), loaded=whole)
+
+    def _former(self, held: Lease) -> dict[Bucket, Fence]:
+        """Return the fences of the claims before.
+
+        A claim of this shard that never served a bucket does not count, as no reader has seen its fence.
+        """
+        former: dict[Bucket, Fence | None] = dict(former_fences(held, self._slices))
+        for bucket, (fence, before) in self._unserved.items():
+            if former.get(bucket) == fence:
+                former[bucket] = before
+        return {bucket: fence for bucket, fence in former.items() if fence is not None}
 
     def _without_damaged(self, wanted: Sequence[str], free: Sequence[str]) -> list[str]:
         """Return the free slices without those found damaged in the last DAMAGED_RETRY_S."""

@@ -81,8 +81,8 @@ class RowService(Protocol):
     def push(self, push: Push) -> bool:
         """Apply a batch's gradients; True if applied, False if every bucket had applied them before.
 
-        All buckets are checked before any is changed. An absent row is created. Non-finite gradients advance
-        the offsets without changing rows, and are counted (PROTOCOL 3).
+        All buckets are checked before any is changed. An absent row is created if its table admits the key.
+        Non-finite gradients advance the offsets without changing rows, and are counted (PROTOCOL 3).
 
         Raises:
             Refused: the ranges do not continue the applied offsets, or a bucket is not owned here; carries

@@ -299,7 +299,8 @@ class Store:
 
         All buckets are checked before any is changed. A bucket applies the push if all its offsets are at
         `start`, and has applied it before if all are at or past `stop`; otherwise the push is refused. An
-        absent row is created. A row with a gradient that is not finite is unchanged and counted.
+        absent row is created if its table admits the key. A row with a gradient that is not finite is
+        unchanged and counted.
 
         Args:
             ranges: offset ranges of the batch, at most one a partition.

@@ -217,7 +217,7 @@ class GradientSums:
         if self.carry_of_mean:
             gradient += self.carry * self._rows(lane)
             assert self.adam is not None
-            if not (isinstance(self.reducer, MomentumReducer) and self.reducer.warms_up):
+            if not isinstance(self.reducer, MomentumReducer) or self.reducer.momentum.frozen:
                 self.adam.freeze_variance()
         else:
             gradient += self.carry

@@ -148,7 +148,7 @@ class Lanes:
                 if self._over:
                     break
                 self._train(index, lane)
-                self._push_gradients(index, lane)
+                self._finish_batches(index, lane)
         except OtherLaneFailed:
             pass  # `_error` holds the cause
         except BaseException as error:  # `run` raises the first one
@@ -278,7 +278,7 @@ class Lanes:
         self.coordinator.end_round()
         self._counted = []
 
-    def _push_gradients(self, index: int, lane: LaneRound) -> None:
+    def _finish_batches(self, index: int, lane: LaneRound) -> None:
         batch, result, training = lane.batch, lane.result, lane.training
         lane.batch = lane.result = lane.training = None
         if batch is None:
@@ -370,7 +370,7 @@ class RunLanes(Lanes):
         if ran.ended is Ended.BROKEN:
             raise OtherLaneFailed
 
-    def _push_gradients(self, index: int, lane: LaneRound) -> None:
+    def _finish_batches(self, index: int, lane: LaneRound) -> None:
         own = self._lane_runs[index]
         run, verdicts, ran = own.run, own.verdicts, own.ran
         own.run = own.ran = None
@@ -383,12 +383,12 @@ class RunLanes(Lanes):
             self._trace(index, run, ran)
         # Refused: the stream rewinds this lane to the applied offsets (PROTOCOL 6).
         with contextlib.suppress(Refused):
-            self._run_stream.push_run(index, run, ran)
+            self._run_stream.finish_run(index, run, ran)
 
     def _return_unused(self, index: int, lane: LaneRound) -> None:
         run, self._lane_runs[index].run = self._lane_runs[index].run, None
         if run is not None:
-            self._run_stream.push_run(index, run, None)
+            self._run_stream.finish_run(index, run, None)
 
     def _report_round(self) -> None:
         assert self.loop is not None

@@ -39,7 +39,8 @@ class Pin:
     def reason(self) -> str:
         """The reason for which the gate may not promote."""
         return (
-            f"an operator rolled back to version {self.number}; `freshet version promote` lets the gate go on"
+            f"an operator rolled back to version {self.number}; "
+            "`freshet version promote NUMBER` lets the gate go on"
         )
 
 

@@ -4,6 +4,8 @@ trainer's gate reads whether it may promote.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import orjson
 
 from freshet.errors import ConfigError, Corrupt
@@ -23,22 +25,34 @@ def manifest_of(store: VersionStore, number: int) -> Manifest:
     try:
         return store.manifest(number)
     except KeyError:
-        numbers = list(store.numbers())
-        found = f"{numbers[0]} to {numbers[-1]}" if numbers else "none"
-        raise ConfigError("version", "number", number, f"a stored version ({found})", SEE) from None
+        raise ConfigError("version", "number", number, _one_of(store.numbers()), SEE) from None
 
 
 def version_to_roll_back_to(store: VersionStore) -> int:
-    """Return the last promoted version before `stable`. Raises ConfigError if none is stored."""
-    stable = store.aliases().get("stable")
-    older = [n for n in store.numbers() if stable is not None and n < stable]
-    for number in reversed(older):
+    """Return the last promoted version before `stable`, but never 0, the untrained model.
+
+    Raises ConfigError, with the stored numbers, if there is none.
+    """
+    numbers, stable = store.numbers(), store.aliases().get("stable")
+    for number in reversed([n for n in numbers if stable is not None and 0 < n < stable]):
         try:
             if store.manifest(number).verdict == "promoted":
                 return number
         except (Corrupt, KeyError) as error:
             skip("version", f"version {number}", str(error))
-    raise ConfigError("rollback", "", "no older promoted version is stored", "a version number", SEE)
+    found = "no older promoted version is stored; 0, the untrained model, does not count"
+    raise ConfigError("rollback", "", found, _one_of(numbers), f"name the one to serve; {SEE}")
+
+
+def _one_of(numbers: Sequence[int]) -> str:
+    """Return the words for one of these versions, which increase: `a stored version (0, 5, 31 to 40)`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return f"a stored version ({', '.join(' to '.join(map(str, run)) for run in runs) or 'none'})"
 
 
 def move(

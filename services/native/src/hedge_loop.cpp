@@ -137,8 +137,8 @@ struct HedgeLoop::Lane {
     hedge.advance();
   }
 
-  // What the batch pushes of each group: here, and nowhere else, gradients meet the keys that they belong to. A row
-  // that several steps within the batch have changed stands in the push once for each, in their order.
+  // Push the batch. In this loop gradients meet their keys only here. A row that several steps within the batch have
+  // changed stands in the push once for each, in their order.
   Pushed push_to(Store& store, const int64_t* ranges, size_t n, int64_t clock_ms) {
     for (size_t g = 0; g < work.size(); g++) {
       Work& mine = work[g];

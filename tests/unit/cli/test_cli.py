@@ -222,6 +222,7 @@ def test_kept_backtest_can_be_listed_shown_and_rolled_back(spec_file, samples, t
     assert "toy.samples" in topics
     assert '"samples"' in blocks
     assert "stable is now version 0" in rolled
+    assert "`freshet version promote NUMBER`" in rolled
     assert status["versions"]["aliases"]["stable"] == 0
 
 

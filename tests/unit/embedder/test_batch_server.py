@@ -109,6 +109,24 @@ def test_end_while_gradients_arrive_loses_no_sample(
     assert len(set(map(id, slots))) == len(slots), "two batches would share the memory of one"
 
 
+def test_gradients_without_memory_end_the_embedder(
+    scene: RemoteScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.append(0, [1])
+    embedder = scene.embedder(range(PARTITIONS))
+    taken = take(embedder, header(1))
+    assert taken is not None
+
+    def refuse(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Slot, "copy_gradients", refuse)
+    with pytest.raises(MemoryError):
+        give(embedder, header(1), *taken)
+
+    assert isinstance(embedder.batches.failed, MemoryError), "the lane would wait for the batch for ever"
+
+
 @pytest.mark.parametrize("end", ENDS)
 def test_end_while_a_batch_is_taken_loses_no_sample(
     scene: RemoteScene, monkeypatch: pytest.MonkeyPatch, end: str

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.config.spec.topics import ROWS_PARTITIONS
-from freshet.errors import Unavailable
+from freshet.errors import Corrupt, DataLost, FreshetError, Unavailable
 from freshet.inference.rows import BucketView, FollowedTable, RowFollower, ServingTable
 from freshet.log import EventLog
 from freshet.log.sqlite.event_log import open_url as open_log
@@ -566,3 +566,35 @@ def test_any_bytes_are_a_delta_or_left_out(data: bytes, at: int, byte: int) -> N
         one = np.array([4])
         records = Records(one, one, BytesColumn.of([b""]), BytesColumn.of([record]), 5)
         table.apply(TopicPartition(TOPIC, 0), records)
+
+
+class Pauses(threading.Event):
+    """The pauses of a follower, which end at once; set after a few."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.found.append(timeout or 0.0)
+        if len(self.found) == 4:
+            self.set()
+        return self.is_set()
+
+
+@pytest.mark.parametrize("error", [Corrupt, DataLost])
+def test_a_log_that_stays_damaged_is_tried_less_often(
+    shard: Shard, log: EventLog, store: RowStore, monkeypatch: pytest.MonkeyPatch, error: type[FreshetError]
+) -> None:
+    """Each try reads all rows of the row store."""
+
+    def fail(*_: object) -> None:
+        raise error("damaged")
+
+    follower = RowFollower(log, store, TOPIC, serving_table, spec_hash="hash", wait_s=0.01)
+    monkeypatch.setattr(type(log.reader()), "poll", fail)
+    pauses = Pauses()
+    follower.run(pauses)
+
+    assert pauses.found == [1.0, 2.0, 4.0, 8.0]
+    assert "damaged" in follower.state.reason

@@ -367,4 +367,7 @@ class Oracle:
                 self.second[name].mul_(0.999).add_(g * g, alpha=0.001)
                 m = self.first[name] / (1 - 0.9**self.steps)
                 v = self.second[name] / (1 - 0.999**self.steps)
-                weights.sub_(rate * m / (v.sqrt() + 1e-8 / self.spec.train.batch_rows))
+                update = m / (v.sqrt() + 1e-8 / self.spec.train.batch_rows)
+                if model.dense_optimizer == "lamb" and weights.norm() > 0:
+                    update *= (weights.norm() / update.norm()).clamp(0.01, 10)
+                weights.sub_(rate * update)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import torch
 
 from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError, Mismatch
-from freshet.model import SERVING_PREFIXES, build_model
+from freshet.model import SERVING_PREFIXES, TRUST_RATIOS, build_model
 from freshet.model.custom import Inputs, Model, Shape
 from tests.fixtures.specs import make_batch, make_spec
 from tests.unit.model.networks import KINDS, same, spec_of
@@ -64,9 +64,11 @@ class FromOracle(Oracle):
         return self.network(given)[:, :, None]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_and_steps_equal_autograd_of_the_whole_model(kind: str) -> None:
-    spec = spec_of(kind)
+@pytest.mark.parametrize(
+    ("kind", "optimizer"), [*((kind, "adam") for kind in KINDS), ("deepfm", "lamb"), (KINDS[-1], "lamb")]
+)
+def test_gradients_and_steps_equal_autograd_of_the_whole_model(kind: str, optimizer: str) -> None:
+    spec = spec_of(kind, dense_optimizer=optimizer)
     model = shaken(spec)
     oracle = FromOracle(spec, model)
     rng = np.random.default_rng(0)
@@ -90,9 +92,10 @@ def test_gradients_and_steps_equal_autograd_of_the_whole_model(kind: str) -> Non
             np.testing.assert_allclose(after[f"weights/network/{name}"], wanted.detach(), atol=1e-4)
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "lamb"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_restored_network_trains_and_serves_to_the_bit(kind: str) -> None:
-    spec = spec_of(kind)
+def test_restored_network_trains_and_serves_to_the_bit(kind: str, optimizer: str) -> None:
+    spec = spec_of(kind, dense_optimizer=optimizer)
     rng = np.random.default_rng(0)
     model = shaken(spec)
     lane = model.lane()
@@ -102,10 +105,13 @@ def test_restored_network_trains_and_serves_to_the_bit(kind: str) -> None:
     resumed = build_model(spec, training=True)
     resumed.load_state(model.state())
     batch = make_batch(spec, 30, rng)
-    for one in (model, resumed):
+    for one in (model, cast(Any, resumed)):
         lane = one.lane()
-        lane.forward_backward(batch)
-        one.step([lane])
+        for frozen in (False, True):
+            lane.forward_backward(batch)
+            if frozen:
+                one.freeze_variance()
+            one.step([lane])
     same(model.state(), resumed.state())
     served = build_model(spec, training=False)
     state = {n: a for n, a in model.state().items() if n.startswith(SERVING_PREFIXES)}
@@ -113,6 +119,21 @@ def test_restored_network_trains_and_serves_to_the_bit(kind: str) -> None:
     np.testing.assert_array_equal(served.score(batch), model.score(batch))
     np.testing.assert_array_equal(served.score(replace(batch, labels=None)), model.score(batch))
     assert served.finite()
+
+
+def test_lamb_goes_on_from_a_state_of_adam() -> None:
+    rng = np.random.default_rng(0)
+    adam, lamb = (shaken(spec_of("deepfm", dense_optimizer=name)) for name in ("adam", "lamb"))
+    lane = adam.lane()
+    lane.forward_backward(make_batch(adam.spec, 30, rng))
+    adam.step([lane])
+    lamb.load_state(adam.state())
+    before, lane = lamb.state(), lamb.lane()
+    lane.forward_backward(make_batch(lamb.spec, 30, rng))
+    lamb.freeze_variance()  # as a carry of 1-bit Adam has it
+    lamb.step([lane])
+    assert not before[TRUST_RATIOS].any()
+    assert lamb.state()[TRUST_RATIOS].all(), "the first step begins the means"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -87,6 +88,26 @@ def test_a_shard_knows_the_claims_that_it_replaces(shards: list[Managed]) -> Non
 
     step_until(shards, lambda: len(c.manager.slices) == 21)
 
+    assert c.rows.former == {bucket: fences[bucket] for bucket in c.rows.fences}
+
+
+def test_a_claim_that_failed_is_not_the_one_before(shards: list[Managed]) -> None:
+    """Its fence reached no reader, so nothing has to be published again."""
+    a, b, c = shards
+    buckets = map(Bucket, range(BUCKETS))
+    fences = {bucket: max(one.rows.fences.get(bucket, Fence(-1)) for one in (a, b)) for bucket in buckets}
+    failures = [Corrupt("damaged"), Unavailable("away"), Unavailable("away")]
+    claim = c.rows.claim
+
+    def fail(*arguments: Any, **options: Any) -> int:
+        if failures:
+            raise failures.pop()
+        return claim(*arguments, **options)
+
+    c.rows.claim = fail  # type: ignore[method-assign]
+    step_until(shards, lambda: len(c.manager.slices) == 21)
+
+    assert not failures
     assert c.rows.former == {bucket: fences[bucket] for bucket in c.rows.fences}
 
 

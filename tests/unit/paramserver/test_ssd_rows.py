@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from freshet.config.spec.layout import layout_of
 from freshet.errors import ConfigError, FreshetError, Unavailable
 from freshet.log import EventLog
 from freshet.log.context import ModelContext
+from freshet.paramserver import buckets as buckets_module
 from freshet.paramserver.shard import Shard
 from freshet.rows.grpc.frames import key_group
 from freshet.rows.service import Push
@@ -231,4 +233,27 @@ def test_fetch_brings_rows_of_a_later_batch(log: EventLog, tmp_path: Path) -> No
     shard.store.fetch(push.groups)
     assert shard.store.ssd_rows().fetched > before
     assert look_up(shard, [(0, 7)], create=False)[(0, 7)] == pytest.approx([-1.0] * WIDTH, abs=0.1)
+    rows.close()
+
+
+def test_rows_that_readers_may_lack_are_published_in_parts(
+    log: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a claim that a failover lost: put back all at once, all rows would be in memory."""
+    rows = SqliteRowStore(tmp_path / "rows.sqlite")
+    filled(log, rows).stop(flush=False)
+    monkeypatch.setattr(buckets_module, "_hidden", lambda metas, former: set(metas))
+    most: list[int] = []
+    put_back = Store.put_back_published
+
+    def counted(store: Store, parts: Any) -> None:
+        put_back(store, parts)
+        most.append(store.pending_publish())
+
+    monkeypatch.setattr(Store, "put_back_published", counted)
+    again = loaded(log, rows, 11, bound=bound_of(100_000))
+    again.publish()
+
+    assert max(most) < ROWS / 2
+    assert again.counts.published_rows == ROWS
     rows.close()

@@ -11,13 +11,14 @@ from freshet.config.spec.rules import check_rules
 from freshet.errors import ConfigError
 from freshet.model import build_model
 from freshet.trainer.reducers.build import build_reducer
+from freshet.trainer.reducers.one_bit_lamb import LambReducer
 from freshet.trainer.reducers.plain import PlainReducer
 from tests.fixtures.specs import make_spec
 
 
-def spec_of(**model: Any) -> Any:
+def spec_of(reduce: Any = "1bit-adam", **model: Any) -> Any:
     spec = make_spec(ids=2, dims=(8,), **model)
-    train = replace(spec.train, reduce="1bit-adam")
+    train = replace(spec.train, reduce=reduce)
     return replace(spec, train=train, serve=replace(spec.serve, score="y0"))
 
 
@@ -36,6 +37,26 @@ def test_spec_without_adam_is_refused(model: Any, named: str) -> None:
 @pytest.mark.parametrize("kind", ["hedge", "mlp", "deepfm", "module:Own"])
 def test_spec_of_a_model_that_may_have_adam_is_not_refused(kind: str) -> None:
     check_rules(spec_of(kind=kind), "spec")
+
+
+@pytest.mark.parametrize("kind", ["hedge", "mlp", "linear"])
+def test_lamb_is_refused_for_native_code(kind: str) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)expected adam.*native code") as refused:
+        check_rules(spec_of("fp32", kind=kind, dense_optimizer="lamb"), "spec")
+    assert "model.dense_optimizer" in str(refused.value)
+
+
+@pytest.mark.parametrize(("reduce", "other"), [("1bit-adam", "lamb"), ("1bit-lamb", "adam")])
+def test_signs_are_of_the_optimiser_of_the_model(reduce: str, other: Any) -> None:
+    with pytest.raises(ConfigError, match=f"(?s)expected 1bit-{other}, fp32, .*dense_optimizer is '{other}'"):
+        check_rules(spec_of(reduce, kind="deepfm", dense_optimizer=other), "spec")
+
+
+@pytest.mark.slow
+def test_lamb_has_its_own_reducer() -> None:
+    spec = spec_of("1bit-lamb", kind="deepfm", dense_optimizer="lamb")
+    check_rules(spec, "spec")
+    assert isinstance(build_reducer(spec, build_model(spec, training=True)), LambReducer)
 
 
 @pytest.mark.parametrize("reduce", ["fp32", "int8"])
@@ -57,5 +78,5 @@ def test_averagings_in_codecs_of_gradients_are_refused(reduce: Any) -> None:
 
 def test_model_without_adam_is_refused() -> None:
     spec = spec_of(kind="linear")
-    with pytest.raises(ConfigError, match="sums Adam's momenta"):
+    with pytest.raises(ConfigError, match="sums the momenta of Adam"):
         build_reducer(spec, build_model(spec, training=True))

@@ -99,7 +99,7 @@ class Stream:
                 self.stop.set()
         return None
 
-    def push_run(self, lane: int, run: TrainRun, ran: Ran | None) -> None:
+    def finish_run(self, lane: int, run: TrainRun, ran: Ran | None) -> None:
         with self.lock:
             self.given_back.append((lane, run, ran))
         if ran is not None and ran.ended is Ended.REFUSED:

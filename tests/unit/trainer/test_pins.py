@@ -45,6 +45,10 @@ def test_rollback_before_the_start_still_pins(log):
     pins.close()
 
 
+def test_reason_of_a_pin_is_a_command_that_can_be_typed():
+    assert "`freshet version promote NUMBER`" in Pin(5).reason
+
+
 def test_rollback_in_the_console_pins_too(log):
     pins = Pins(log, TOPIC)
     tell(log, alias="stable", number=2, by="console", pinned=True)

@@ -32,7 +32,9 @@ SPEC = make_spec(ids=2, dims=(8,), deep=(32,))
 
 NAMES = next(f for f in fields(Train) if f.name == "reduce").metadata["form"].words
 
-each = pytest.mark.parametrize("name", NAMES)
+each = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "1bit-lamb" else name for name in NAMES]
+)
 
 
 class Rank:
@@ -40,6 +42,8 @@ class Rank:
 
     def __init__(self, name: Any, number: int, spec: Spec = SPEC) -> None:
         train = replace(spec.train, reduce=name, batch_rows=DIVISOR)
+        if name == "1bit-lamb":
+            spec = replace(spec, model=replace(spec.model, kind="deepfm", dense_optimizer="lamb"))
         self.spec = replace(spec, train=train)
         self.model = build_model(self.spec, training=True)
         self.lane = self.model.lane()
@@ -95,8 +99,8 @@ def together(ranks: Sequence[Rank], work: Callable[[Rank, Member], None]) -> Non
 
 
 def after_warmup(name: str, ranks: Sequence[Rank]) -> None:
-    """Let ranks of 1-bit Adam begin with a frozen variance: that of a step of whole gradients."""
-    if name != "1bit-adam":
+    """Let ranks of 1-bit Adam or LAMB begin with a frozen variance: that of a step of whole gradients."""
+    if "1bit" not in name:
         return
 
     def phase(rank: Rank, group: Member) -> None:

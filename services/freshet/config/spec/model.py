@@ -113,7 +113,13 @@ class Model:
         Number(0.5, 1, open_low=True),
         default=0.999,
     )
-    dense_lr: float = tunable("Adam's step size for dense weights", Number(0, 1, open_low=True), default=1e-3)
+    dense_optimizer: Literal["adam", "lamb"] = tunable(
+        "optimiser of dense weights; lamb, for kinds dlrm, deepfm, dcnv2 and networks of your own: each "
+        "tensor steps by dense_lr times the norm of its weights, along Adam's update",
+        Choice(("adam", "lamb")),
+        default="adam",
+    )
+    dense_lr: float = tunable("step size for dense weights", Number(0, 1, open_low=True), default=1e-3)
     dense_warmup_steps: int = tunable(
         "steps over which dense_lr rises from 0", Integer(0, 1_000_000), default=100
     )
@@ -121,7 +127,7 @@ class Model:
     options: Mapping[str, Any] = identity("arguments of a custom class", default_factory=dict)
 
 
-Reduce = Literal["fp32", "auto", "int8", "int4", "adaquantfl", "dct", "1bit-adam"]
+Reduce = Literal["fp32", "auto", "int8", "int4", "adaquantfl", "dct", "1bit-adam", "1bit-lamb"]
 """How ranks sum dense gradients, or in mode `async` send their states."""
 
 
@@ -180,9 +186,9 @@ class Train:
         "send a part in each step, and the rest with later steps (error feedback): int8, int4: rounded; "
         "auto: fp32, int8 or int4, the most exact one that makes no step a twentieth longer; "
         "adaquantfl: rounded to more levels as the loss falls; dct: the largest twentieth; "
-        "1bit-adam: signs of the momentum, once Adam's variance is steady; "
+        "1bit-adam, 1bit-lamb (by model.dense_optimizer): signs of momenta, once the variance is steady; "
         "mode async: fp32 or int8, in which averagings send weights and Adam's moments",
-        Choice(("fp32", "auto", "int8", "int4", "adaquantfl", "dct", "1bit-adam")),
+        Choice(("fp32", "auto", "int8", "int4", "adaquantfl", "dct", "1bit-adam", "1bit-lamb")),
         default="fp32",
     )
     lanes: int | None = deployment(
@@ -234,7 +240,9 @@ class Gate:
     """The gate: conditions for the promotion of a version (PROTOCOL 23)."""
 
     ne_worse: float = tunable(
-        "largest relative rise of normalised entropy over `stable`", Number(0, 10), default=0.01
+        "largest relative rise over `stable` of normalised entropy (of a number: mean squared error)",
+        Number(0, 10),
+        default=0.01,
     )
     calibration: tuple[float, float] = tunable(
         "allowed mean prediction / mean label", ListOf(Number(0, 1_000), 2, 2), default=(0.9, 1.1)

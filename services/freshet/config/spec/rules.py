@@ -246,12 +246,22 @@ class _Rules(Requirements):
             behind is None or behind >= train.batch_rows, "train.batch.behind", behind,
             f"at least batch.rows, {train.batch_rows}", "behind: rows a lane takes when it is behind",
         )  # fmt: skip
-        model = self.spec.model
+        model, others = self.spec.model, "fp32, auto, int8, int4, adaquantfl or dct"
         without = {"linear": True, "hedge": "deep" not in model.experts}
         named = f"model.kind {model.kind!r}" + (" without the expert deep" if model.kind == "hedge" else "")
         self.require(
             train.reduce != "1bit-adam" or not without.get(model.kind), "train.reduce", train.reduce,
-            "fp32, auto, int8, int4, adaquantfl or dct", f"it sums Adam's momenta, and {named} has none",
+            others, f"it sums Adam's momenta, and {named} has none",
+        )  # fmt: skip
+        self.require(
+            model.dense_optimizer == "adam" or model.kind not in ("hedge", "mlp", "linear"),
+            "model.dense_optimizer", model.dense_optimizer, "adam",
+            f"lamb steps networks of torch, and model.kind {model.kind!r} is native code",
+        )  # fmt: skip
+        one_bit = f"1bit-{model.dense_optimizer}"
+        self.require(
+            not train.reduce.startswith("1bit") or train.reduce == one_bit, "train.reduce", train.reduce,
+            f"{one_bit}, {others}", f"model.dense_optimizer is {model.dense_optimizer!r}",
         )  # fmt: skip
         self.require(
             train.mode != "async" or train.reduce in ("fp32", "int8"), "train.reduce", train.reduce,

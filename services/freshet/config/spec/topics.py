@@ -217,7 +217,7 @@ KINDS_OF_TOPICS = (
         "events that the gateway refused and samples that trainer or embedder cannot decode, with the reason",
         "gateway, trainer, embedder",
         "console, operators",
-        ("refused", "sample"),
+        ("refused", "sample", "block"),
     ),
     TopicKind(
         "rows",

@@ -37,7 +37,7 @@ _log = structlog.get_logger(__name__)
 FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
 LOST = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION})
 DAMAGED = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
-"""A batch fails its checksum, or cannot be decompressed; librdkafka reports it and goes on after it."""
+"""A batch fails its checksum, or cannot be decompressed. Where librdkafka goes on then is undefined."""
 TOO_LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 FORBIDDEN = frozenset(
     {

@@ -20,7 +20,7 @@ import structlog
 from confluent_kafka import Consumer
 from confluent_kafka.cimpl import Message
 
-from freshet.errors import Corrupt, DataLost, Unavailable
+from freshet.errors import Corrupt, DataLost, FreshetError, Unavailable
 from freshet.log.kafka.admin import KafkaAdmin
 from freshet.log.kafka.connection import DAMAGED, LOST, UNKNOWN, LastError, family, translated
 from freshet.observability.skipped_state import count_tombstones
@@ -267,9 +267,7 @@ class KafkaReader:
                 raise bounds[at].lost(at, offset)
         with self._using:
             self._check_open()
-            if self._fetching:  # a new consumer has no old positions
-                self._consumer.close()
-                self._consumer = self._new_consumer()
+            self._begin_anew()
             self._ids = {topic: log_id for topic, (log_id, _) in ids.items()}
             self._forget(Ahead(positions))
             self._awaited = {at for at, offset in positions.items() if offset < bounds[at].end}
@@ -283,7 +281,7 @@ class KafkaReader:
         Raises:
             ValueError: `max_records` is less than 1.
             DataLost: retention has removed the next offset, or the topic was created anew.
-            Corrupt: a batch of records fails its checksum.
+            Corrupt: a batch of records fails its checksum; a further call reads it once more.
             Unavailable: brokers do not answer, or the reader was closed.
         """
         if max_records < 1:
@@ -335,6 +333,12 @@ class KafkaReader:
         self._id_requests: dict[str, Future[Any]] = {}
         self._ids_requested_s = time.monotonic()
 
+    def _begin_anew(self) -> None:
+        """Have the next poll begin where the records read ahead end: a new consumer has no position."""
+        if self._fetching:
+            self._consumer.close()
+            self._consumer, self._fetching = self._new_consumer(), False
+
     def _begin(self, now: float) -> None:
         with translated("the partitions could not be assigned", self._last_error):
             self._consumer.assign([self._admin.place(at, offset) for at, offset in self._ahead.next.items()])
@@ -348,7 +352,11 @@ class KafkaReader:
             if messages or not wait_s:
                 messages += self._consumer.consume(_AT_ONCE, 0)
             if any(map(Message.error, messages)):
-                messages = [message for message in messages if self._is_good(message)]
+                try:
+                    messages = [message for message in messages if self._is_good(message)]
+                except FreshetError:  # the next call reads what came with the error once more
+                    self._begin_anew()
+                    raise
             for at, records in flatten(messages, self._topics):
                 if not len(records):
                     self._ahead.moved(at, records.next_offset)

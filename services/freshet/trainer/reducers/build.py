@@ -8,13 +8,14 @@ import numpy as np
 
 from freshet.config.spec.model import Reduce, Spec
 from freshet.errors import ConfigError
-from freshet.model import DenseModel, FreezesVariance, NamesTensors
+from freshet.model import DenseModel, FreezesVariance, NamesTensors, StepsLamb
 from freshet.trainer.reducers import Reducer
 from freshet.trainer.reducers.dct import SHARE, Dct
 from freshet.trainer.reducers.group_codecs import IntegerCodec
 from freshet.trainer.reducers.ladder import LadderReducer
 from freshet.trainer.reducers.levels import AdaptiveLevels
 from freshet.trainer.reducers.one_bit_adam import MomentumReducer, OneBitAdam
+from freshet.trainer.reducers.one_bit_lamb import LambReducer, OneBitLamb
 from freshet.trainer.reducers.plain import PlainReducer
 from freshet.trainer.reducers.two_phase import TwoPhase
 
@@ -43,21 +44,25 @@ def build_reducer(spec: Spec, model: DenseModel) -> Reducer:
             return AdaptiveLevels(_gradient_size(model))
         case "dct":
             return Dct(_tensor_ends(model), SHARE)
-        case "1bit-adam":
+        case "1bit-adam" | "1bit-lamb":
             return _momentum_reducer(spec, model)
 
 
 def _momentum_reducer(spec: Spec, model: DenseModel) -> MomentumReducer:
+    reduce, warmup_steps = spec.train.reduce, spec.model.dense_warmup_steps
     size = len(model.moments()[0]) if isinstance(model, FreezesVariance) else 0
-    if not isinstance(model, FreezesVariance) or not size:
+    trust = model.trust if isinstance(model, StepsLamb) else None
+    if not isinstance(model, FreezesVariance) or not size or (trust is None and reduce == "1bit-lamb"):
         raise ConfigError(
             "spec",
             "train.reduce",
-            "1bit-adam",
+            reduce,
             "fp32, auto, int8, int4, adaquantfl or dct",
-            f"it sums Adam's momenta, and model.kind {spec.model.kind!r} has none",
+            f"it sums the momenta of Adam or LAMB, and model.kind {spec.model.kind!r} has none",
         )
-    return MomentumReducer(OneBitAdam(size, warmup_steps=spec.model.dense_warmup_steps), model)
+    if trust is None:
+        return MomentumReducer(OneBitAdam(size, warmup_steps=warmup_steps), model)
+    return LambReducer(OneBitLamb(trust.ends, warmup_steps=warmup_steps), model, trust)
 
 
 def _tensor_ends(model: DenseModel) -> Sequence[int]:

@@ -300,11 +300,6 @@ class MomentumReducer:
     def __init__(self, momentum: OneBitAdam, model: FreezesVariance) -> None:
         self.momentum, self._model = momentum, model
 
-    @property
-    def warms_up(self) -> bool:
-        """Whether the variance is not frozen yet."""
-        return not self.momentum.frozen
-
     def reduce(self, group: Collectives, gradient: F32) -> None:
         """Replace this rank's addend of the (d,) mean gradient by what Adam is to step with.
 
