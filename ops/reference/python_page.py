@@ -6,20 +6,17 @@ import ast
 import inspect
 import re
 import textwrap
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
 from importlib import import_module
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 import freshet
+from freshet.adapters import BUILT_IN
 from ops.reference.markdown import code, escaped, first_paragraph, grid, header
 
 __all__ = ["page"]
-
-PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 INTRO = """\
 What is not on this page is not public and may change. Names of `freshet` are imported when they are first
@@ -102,9 +99,7 @@ def _page() -> Iterator[str]:
                 told.add(id(getattr(module, name)))
                 yield from _described(name, getattr(module, name))
     yield "\n## Entry points\n\nAn installed distribution adds to freshet by these groups.\n"
-    ours = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]["entry-points"]
-    assert set(ours) <= set(GROUPS), f"say what {set(ours) - set(GROUPS)} are for"
-    rows = [(code(g), escaped(what), ", ".join(map(code, ours.get(g, {})))) for g, what in GROUPS.items()]
+    rows = [(code(g), escaped(what), ", ".join(map(code, BUILT_IN.get(g, {})))) for g, what in GROUPS.items()]
     yield from grid(rows, ("group", "what", "ours"))
 
 

@@ -18,9 +18,7 @@ from freshet.log import EventLog
 from freshet.rows.store import RowStore
 from freshet.versions import VersionStore
 
-# Listed here, not as entry points, so that a source tree works without installation, and without reading the
-# metadata of every installed distribution.
-_BUILT_IN = {
+BUILT_IN = {
     "freshet.eventlog": {
         "sqlite": "freshet.log.sqlite.event_log:open_url",
         "kafka": "freshet.log.kafka.event_log:open_url",
@@ -37,6 +35,8 @@ _BUILT_IN = {
         "az": "freshet.versions.objects:open_url",
     },
 }
+"""Listed here, not as entry points, so that a source tree works without installation, and without reading the
+metadata of every installed distribution."""
 
 
 def open_eventlog(url: str) -> EventLog:
@@ -63,7 +63,7 @@ def open_versions(url: str) -> VersionStore:
 
 def _opener(group: str, url: str) -> Callable[[str], Any]:
     scheme, colon, _ = url.partition(":")
-    built_in = _BUILT_IN[group]
+    built_in = BUILT_IN[group]
     if colon and scheme in built_in:
         module, _, function = built_in[scheme].partition(":")
         return cast(Callable[[str], Any], getattr(import_module(module), function))

@@ -141,6 +141,16 @@ class Records:
     def __len__(self) -> int:
         return len(self.offsets)
 
+    def slice(self, start: int, stop: int, next_offset: int) -> Records:
+        """Return the rows [start, stop), followed by `next_offset`; shares memory."""
+        return Records(
+            self.offsets[start:stop],
+            self.times_ms[start:stop],
+            self.keys.slice(start, stop),
+            self.values.slice(start, stop),
+            next_offset,
+        )
+
     def where(self, rows: Sequence[int]) -> Records:
         """Return these rows (rising indexes) with the same `next_offset`; copies, so not for hot paths."""
         return Records(

@@ -12,9 +12,10 @@ from tests.fixtures.commands import LEDGER
 
 
 @pytest.fixture
-def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
-    """All of the compose file, healthy, with the ledger's spec; the test's process sees their stores."""
-    made = Stack(LEDGER.parent, tmp_path, variables=EXACT)
+def stack(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
+    """All of the compose file, healthy, with the ledger's spec; the test's process sees their stores. The
+    parameter, if a test gives one: whether it is compose.small.yml, one of each."""
+    made = Stack(LEDGER.parent, tmp_path, small=getattr(request, "param", False), variables=EXACT)
     made.down(volumes=True)
     try:
         print(f"\nall healthy after {made.up():.1f} s")

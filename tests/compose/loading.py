@@ -66,6 +66,14 @@ class Load:
         assert not self.errors, self.errors
         return self.figures
 
+    def figures_since(self, begin: int) -> dict[str, Figures]:
+        """The sum of `parts[begin:]`, by lane."""
+        summed = {"events": Figures(), "ranks": Figures()}
+        for _, part in self.parts[begin:]:
+            for name, figures in part.items():
+                summed[name].merge(figures)
+        return summed
+
     def _run(self) -> None:
         try:
             with asyncio.Runner(loop_factory=new_loop) as runner:

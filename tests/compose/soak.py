@@ -26,7 +26,6 @@ from pathlib import Path
 from freshet.config.spec import Spec, load_spec
 from freshet.config.spec.topics import topics_of
 from freshet.errors import Unavailable
-from freshet.load.open_loop import Figures
 from freshet.log import EventLog
 from freshet.testing.conditions import wait_until
 from freshet.types import TopicPartition
@@ -111,7 +110,7 @@ def _soak(stack: Stack, spec: Spec, folder: Path, minutes: int, events: float, r
     for minute in range(1, minutes + 1):
         wait_until("a minute passes", partial(_sent_for, load, 60.0 * minute), within_s=300)
         memory.append(memory_mb(stack))
-        part, looked = _summed(load, looked), len(load.parts)
+        part, looked = load.figures_since(looked), len(load.parts)
         disks.append(disk := volumes_mb(stack))
         gc.freeze()  # the books are millions of objects: to look through them would hold up the load
         fresh, sent = part["ranks"].freshness, part["events"]
@@ -141,14 +140,6 @@ def _soak(stack: Stack, spec: Spec, folder: Path, minutes: int, events: float, r
 
 def _sent_for(load: Load, seconds: float) -> bool:
     return bool(load.parts) and load.parts[-1][0] >= seconds
-
-
-def _summed(load: Load, begin: int) -> dict[str, Figures]:
-    summed = {"events": Figures(), "ranks": Figures()}
-    for _, part in load.parts[begin:]:
-        for name, figures in part.items():
-            summed[name].merge(figures)
-    return summed
 
 
 def _s(seconds: float | None) -> str:

@@ -46,7 +46,7 @@ def test_a_rolling_restart_fails_no_request_and_loses_no_event(stack: Stack, tmp
         at = len(load.parts)
         stopped_s = stack.stop(name)
         back_s = stack.up(name)
-        part = _summed(load, at)
+        part = load.figures_since(at)
         print(f"{name:12} stopped in {stopped_s:4.1f} s, healthy {back_s:4.1f} s later; {_told(part)}")
     print(f"all of them in {time.monotonic() - began:.0f} s")
     _let_pass(load)
@@ -62,14 +62,6 @@ def _let_pass(load: Load) -> None:
     """Some seconds of load on an undisturbed system."""
     at = len(load.parts)
     wait_until("time passes", lambda: len(load.parts) >= at + QUIET, within_s=4 * QUIET)
-
-
-def _summed(load: Load, begin: int) -> dict[str, Figures]:
-    summed = {"events": Figures(), "ranks": Figures()}
-    for _, part in load.parts[begin:]:
-        for name, figures in part.items():
-            summed[name].merge(figures)
-    return summed
 
 
 def _told(part: dict[str, Figures]) -> str:

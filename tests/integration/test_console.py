@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -350,13 +349,6 @@ def test_a_page_goes_on_after_the_console_was_restarted(world: ConsoleWorld) -> 
         assert records(events, "window", 1) == [second]
 
 
-def test_a_page_of_another_log_is_reset(console: Console) -> None:
-    with console.events(last_id=1_000_000) as events:
-        kinds = [next(events).get("event") for _ in range(3)]
-
-    assert "reset" in kinds
-
-
 def test_states_come_by_themselves(console: Console) -> None:
     with console.events() as events:
         states = [
@@ -366,18 +358,6 @@ def test_states_come_by_themselves(console: Console) -> None:
     assert len(states) >= 3
     times = [s["now_ms"] for s in states]
     assert times == sorted(set(times))
-
-
-def test_a_stop_ends_the_streams_at_once(world: ConsoleWorld) -> None:
-    with world.console(common_drain="1m") as console, console.events() as events:
-        next(events)
-        began = time.monotonic()
-        console.stop.set()
-        for _ in events:
-            pass
-        took_s = time.monotonic() - began
-
-    assert took_s < 15, "streams were waited for"
 
 
 def test_more_pages_than_allowed_are_refused_with_a_hint(world: ConsoleWorld) -> None:
@@ -506,8 +486,8 @@ def test_without_the_token_nothing_is_moved(world: ConsoleWorld, console: Consol
 
 
 BODIES = (
-    *(b"[]", b"{", b'{"number": "1"}', b'{"number": true}', b'{"number": -1}', b'{"nr": 1}'),
-    *(b'{"number": 1e30}', b"null", b""),
+    *(b"[]", b"{", b'{"number": "1"}', b'{"number": true}', b'{"number": -1}', b'{"nr": 1}', b"null"),
+    *(b'{"number": 1e30}', b'{"number": 1.5}', b'{"number": "../0"}', b'{"number": [0]}', b'{"number": {}}'),
 )
 
 
@@ -515,7 +495,9 @@ def test_a_body_that_is_not_understood_moves_nothing(world: ConsoleWorld, consol
     world.put_version(0)
     headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
 
-    answers = [console.client.post("/api/promote", content=body, headers=headers) for body in BODIES]
+    wrong = [(verb, body) for verb in ("promote", "rollback") for body in BODIES]
+    wrong.append(("promote", b""))  # a rollback may leave the number out
+    answers = [console.client.post(f"/api/{verb}", content=body, headers=headers) for verb, body in wrong]
 
     assert {a.status_code for a in answers} == {400}
     assert world.versions.aliases() == {}
@@ -618,15 +600,6 @@ def test_a_last_event_id_that_is_none_of_ours_is_refused(console: Console, last_
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_input")
     assert "Last-Event-ID: expected a whole number" in answer.json()["error"]["message"]
-
-
-def test_without_inference_a_try_says_so(world: ConsoleWorld, console: Console) -> None:
-    world.fakes["inference"].stop()
-
-    answer = console.client.post("/api/try", json={"candidates": [{}]})
-
-    assert answer.status_code == 503
-    assert "inference does not answer" in answer.json()["error"]["message"]
 
 
 # --- the page

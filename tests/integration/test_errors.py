@@ -213,15 +213,19 @@ def test_without_permission_nothing_starts(shell: Shell, place: Path, verb: tupl
     assert contents(place / "locked") == {}
 
 
-def test_a_simulator_takes_no_port_that_is_taken(
-    shell: Shell, place: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("port", "line"),
+    [("SIMULATOR_ADMIN_PORT", "simulate"), ("GATEWAY_PORT", "run gateway freshet.toml")],
+)
+def test_a_port_in_use_is_refused_with_its_owner(
+    shell: Shell, place: Path, monkeypatch: pytest.MonkeyPatch, port: str, line: str
 ) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        monkeypatch.setenv("FRESHET_SIMULATOR_ADMIN_PORT", str(taken.getsockname()[1]))
+        monkeypatch.setenv(f"FRESHET_{port}", str(taken.getsockname()[1]))
 
-        said = shell("simulate", "--folder", "run")
+        said = shell(*line.split(), "--folder", "run")
 
     assert said.code == 1
     assert "is held by process" in said.text
@@ -424,20 +428,6 @@ def test_a_pass_that_fails_leaves_no_half_of_it(shell: Shell, place: Path, exist
     assert said.code == 1
     assert "no column" in said.text
     assert contents(place) == before
-
-
-def test_a_second_gateway_on_a_port_names_the_first(
-    shell: Shell, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        monkeypatch.setenv("FRESHET_GATEWAY_PORT", str(taken.getsockname()[1]))
-
-        said = shell("run", "gateway", "freshet.toml", "--folder", "run")
-
-    assert said.code == 1
-    assert "is held by process" in said.text
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from freshet.client import Client, EventsRefused
 from freshet.features import EventExtractor
 from freshet.log.schema_ids import SchemaRegistry, framed_id
 from freshet.types import BytesColumn
-from tests.fixtures.gateway import NOW, RANKED, SPEC, Running, action, avro, gateway, ranked, start
+from tests.fixtures.gateway import NOW, RANKED, SPEC, Running, action, gateway, ranked, start
 
 __all__ = ["gateway", "start"]  # fixtures
 
@@ -26,27 +26,6 @@ def test_an_accepted_event_is_at_its_offset_and_joinable(gateway: Running) -> No
     columns = EventExtractor(SPEC.events.served, RANKED).extract(BytesColumn.of([value]), framed=True)
     assert columns.times_ms.tolist() == [NOW, NOW]
     assert SchemaRegistry(gateway.log).get(framed_id(value)) == RANKED
-
-
-def test_json_is_encoded_as_fastavro_would(gateway: Running) -> None:
-    gateway.send("impressions", ranked())
-
-    [(_, _, _, value)] = gateway.records("feed.ranked")
-    assert value[5:] == avro(ranked())
-
-
-def test_a_topic_in_json_gets_the_events_as_json(gateway: Running) -> None:
-    assert gateway.send("actions", action()).status_code == 202
-
-    [(_, _, key, value)] = gateway.records("app.actions")
-    assert (key, orjson.loads(value)) == (b"1", action())
-
-
-def test_a_json_topic_keeps_fields_that_the_schema_lacks(gateway: Running) -> None:
-    assert gateway.send("actions", {**action(), "app": {"build": 812}}).status_code == 202
-
-    [(_, _, _, value)] = gateway.records("app.actions")
-    assert orjson.loads(value)["app"] == {"build": 812}
 
 
 def test_events_of_a_request_share_a_partition_in_all_streams(gateway: Running) -> None:

@@ -15,16 +15,13 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
-import trustme
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from freshet.rpc.protobuf import OIP, messages
 from freshet.testing.conditions import wait_for
 from tests.fixtures.inference import COLUMNS, SPEC, Running, greedy, serving, trained
-from tests.fixtures.serving import TOKEN, write_tokens
 from tests.integration.hostile import MESSAGES, hostile
 from tests.integration.oip_clients import KSERVE
-from tests.servers.certificates import issued
 from tests.servers.processes import lasting_ports
 
 M = messages(OIP)
@@ -219,16 +216,6 @@ def assert_within(ours: Any, theirs: Any) -> None:
             assert_within(field.message_type, same.message_type)
 
 
-# --- access
-
-
-def served_to(transport: dict[str, str], folder: Path) -> Any:
-    """A server of its own with these settings, and its port."""
-    port = lasting_ports(1)[0]
-    world = trained(folder, greedy(SPEC))
-    return world, port, serving(world, inference_grpc_port=str(port), **transport)
-
-
 def live(channel: grpc.Channel, **call: Any) -> bool:
     return bool(called(channel, "ServerLive", M.ServerLiveRequest(), **call).live)
 
@@ -241,76 +228,6 @@ def refused(server: Running, reason: str) -> float:
         for x in lines
         if x.startswith(f'freshet_grpc_refused_total{{reason="{reason}"}}')
     )
-
-
-def model_ready(channel: grpc.Channel, **call: Any) -> bool:
-    return bool(called(channel, "ModelReady", M.ModelReadyRequest(name=SPEC.name), **call).ready)
-
-
-def test_certificates_and_token_are_required(tmp_path: Path) -> None:
-    authority, stranger = trustme.CA(), trustme.CA()
-    files = issued(authority, tmp_path)
-    write_tokens(tmp_path / "tokens", ("shop", "rank", TOKEN))
-    world, port, context = served_to(
-        {
-            "inference_grpc_ca_file": str(files.ca),
-            "inference_grpc_cert_file": str(files.cert),
-            "inference_grpc_key_file": str(files.key),
-            "common_tokens_file": str(tmp_path / "tokens"),
-        },
-        tmp_path / "world",
-    )
-    token = (("authorization", f"Bearer {TOKEN}"),)
-
-    def channel_of(by: trustme.CA | None, name: str) -> grpc.Channel:
-        mine = issued(by, tmp_path, name) if by is not None else None
-        credentials = grpc.ssl_channel_credentials(
-            files.ca.read_bytes(),
-            mine.key.read_bytes() if mine else None,
-            mine.cert.read_bytes() if mine else None,
-        )
-        return grpc.secure_channel(f"localhost:{port}", credentials)
-
-    with context as server, channel_of(authority, "client") as ours:
-        wait_for(lambda: server.get("/health/ready").status_code == 200)
-        assert model_ready(ours, metadata=token)
-        assert live(ours)  # open to all who have a certificate
-        for metadata, why in (((), "asked for"), ((("authorization", "Bearer other"),), "not known")):
-            with pytest.raises(grpc.RpcError, match=why) as told:
-                model_ready(ours, metadata=metadata)
-            assert told.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert refused(server, "token_missing") == refused(server, "token_unknown") == 1
-        said = server.get("/metrics").text
-        assert (
-            'freshet_grpc_answers_total{door="refused",method="ModelReady",status="UNAUTHENTICATED"} 2'
-            in said
-        )
-        assert 'freshet_grpc_answers_total{door="passed",method="ServerLive",status="OK"} 1' in said
-        assert 'freshet_grpc_answers_total{door="passed",method="ModelInfer",status="OK"} 0' in said
-        for by in (stranger, None):
-            with channel_of(by, "other") as theirs, pytest.raises(grpc.RpcError) as told:
-                model_ready(theirs, metadata=token)
-            assert told.value.code() is grpc.StatusCode.UNAVAILABLE
-        with grpc.insecure_channel(f"localhost:{port}") as plain, pytest.raises(grpc.RpcError):
-            model_ready(plain, metadata=token)
-        assert model_ready(ours, metadata=token)
-    world.close()
-
-
-def test_a_message_beyond_the_limit_is_refused_and_counted(tmp_path: Path) -> None:
-    world, port, context = served_to({"inference_max_body_bytes": str(1 << 20)}, tmp_path)
-    with context as server, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        with pytest.raises(grpc.RpcError, match="send it in smaller pieces"):
-            called(channel, "ModelInfer", b"\0" * ((1 << 20) + 1))
-        with pytest.raises(grpc.RpcError, match="larger than max"):
-            called(channel, "ModelInfer", b"\0" * (3 << 20))
-        with pytest.raises(grpc.RpcError, match=r"(?i)compress") as told:
-            called(channel, "ModelInfer", b"\0" * (30 << 20), compression=grpc.Compression.Gzip)
-        assert told.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        assert refused(server, "too_large") == 1
-        wait_for(lambda: refused(server, "no_message") == 1)
-        assert live(channel)
-    world.close()
 
 
 # --- kserve, in an environment of its own

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from freshet.errors import Corrupt, DataLost, Fenced, Unavailable
-from freshet.joiner.commit import LONG_AGO_MS, Commit, Ledger
+from freshet.joiner.commit import Commit, Ledger
 from freshet.joiner.plan import JoinPlan
 from freshet.joiner.service import Intervals, JoinerService, JoinerStatus
 from freshet.types import Append, BytesColumn, TopicPartition
@@ -290,26 +290,6 @@ def test_a_restart_within_the_warm_up_needs_no_first_impression(
     assert world.samples() == calm.samples()
     calm.close()
     world.close()
-
-
-def test_a_partition_joined_before_the_warm_up_begins_none(world: World) -> None:
-    world.send([Served("r1", ("a",), 1_000)])
-    joiner = world.joiner(CALM)
-    joiner.open()
-    joiner.step()
-    joiner.close()
-    [(_, value)] = world.values("m.joiner")
-    older = {name: of for name, of in orjson.loads(value).items() if name != "began_ms"}
-    world.log.writer().append([Append("m.joiner", 0, BytesColumn.of([orjson.dumps(older)]))])
-    world.plan = replace(world.plan, ramp=4)
-    joiner = world.joiner(CALM)
-    joiner.open()
-    world.send([Action("r1/a", 1_100)])
-    joiner.step()
-
-    assert [(s.value, s.weight) for s in world.samples()] == [(1.0, 1.0)]
-    assert commits(world)[-1].began_ms == LONG_AGO_MS
-    joiner.close()
 
 
 def test_a_stopped_joiner_has_committed_all_that_it_read(world: World) -> None:

@@ -81,20 +81,6 @@ def test_a_second_ctrl_c_ends_all_services_at_once(demo: Demo) -> None:
     assert "Traceback" not in demo.said
 
 
-def test_a_second_demo_in_a_folder_is_refused(demo: Demo) -> None:
-    demo.start()
-    wait_until("its readers come", lambda: has_readers(demo), within_s=60)
-    second = Demo(demo.folder, rate=50)
-
-    second.start()
-    code = second.process.wait(60)
-
-    assert code == 1
-    assert f"is in use by process {demo.process.pid}" in demo.said  # both speak into one file
-    assert demo.process.poll() is None
-    assert has_readers(demo)
-
-
 def _some_stopped(demo: Demo) -> bool:
     """Whether the stop has begun: a service has gone."""
     if demo.process.poll() is not None:

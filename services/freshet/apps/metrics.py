@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from freshet.embedder.block_decoder import refused_metrics
 from freshet.observability.metrics import Metric
-from freshet.paramserver.flusher import store_metrics
+from freshet.paramserver.shard import store_metrics
 
 if TYPE_CHECKING:
     from freshet.joiner.service import JoinerStatus
@@ -272,7 +272,6 @@ TRAINER_METRICS = (
         absent=0,
     ),
     *refused_metrics("trainer"),
-    Metric("freshet_shard_rows", "gauge", "rows", "Rows resident, by table.", ("table",)),
     Metric(
         "freshet_shard_max_rows",
         "gauge",
@@ -320,44 +319,5 @@ TRAINER_METRICS = (
         "pushes",
         "Pushes that do not follow the applied offsets.",
         at="shard.refused",
-    ),
-    Metric(
-        "freshet_shard_published_rows",
-        "counter",
-        "rows",
-        "Changed rows published to serving.",
-        at="shard.published_rows",
-    ),
-    Metric(
-        "freshet_shard_flushed_rows",
-        "counter",
-        "rows",
-        "Changed rows written to the row store.",
-        at="shard.flushed_rows",
-    ),
-    Metric(
-        "freshet_shard_flushes", "counter", "flushes", "Rounds of flushing all buckets.", at="shard.flushes"
-    ),
-    Metric(
-        "freshet_shard_flushes_failed",
-        "counter",
-        "flushes",
-        "Failed attempts at a flush.",
-        at="shard.flushes_failed",
-    ),
-    Metric(
-        "freshet_shard_unwritten_seconds",
-        "gauge",
-        "seconds",
-        "Age of the flush that is not yet written, over all attempts; 0 between flushes.",
-        at="unwritten_s",
-    ),
-    Metric(
-        "freshet_shard_room_blocks",
-        "gauge",
-        "blocks",
-        "Blocks between the start of samples and the smallest offset in the row store; below 0 is a loss.",
-        ("partition",),
-        at="shard.room_blocks",
     ),
 )

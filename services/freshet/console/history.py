@@ -154,7 +154,6 @@ class History:
         self._drifts: dict[int, dict[str, Any]] = {}  # by time
         self._versions: deque[dict[str, Any]] = deque(maxlen=POINTS)
         self.next = 0  # first offset of the measures that was not added
-        self.last_vitals: dict[str, Any] | None = None
 
     @property
     def clicks_until_ms(self) -> int:
@@ -179,7 +178,6 @@ class History:
             case "vitals" if (at := _time(record, "time_ms")) is not None:
                 shown = {"offset": offset, **record}
                 self._vitals.add(at, shown)
-                self.last_vitals = shown
             case "clicks" if (at := _time(record, "stop_ms")) is not None and _clicks(record):
                 shown = {"offset": offset, **record}
                 self._clicks.add(at, shown)

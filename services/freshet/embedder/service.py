@@ -333,7 +333,6 @@ class Embedder:
         self.batches = BatchServer(Names.of(context.spec, context.layout), self._open_stream)
         self.batches.add_to(server)
         self._partitions: PartitionAssignment | None = None
-        self._rewinds = self._void_rows = 0
         self._lag = CachedGauge(self._read_lag, 0)
 
     def run(self, stop: threading.Event) -> None:

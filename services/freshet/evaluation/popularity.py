@@ -155,7 +155,7 @@ class Popularity:
         }
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore the arrays of `state`, of the shapes it returns; older states hold no snapshots.
+        """Restore the arrays of `state`, of the shapes it returns.
 
         Raises ValueError if the number of labels or slots differs.
         """
@@ -169,8 +169,8 @@ class Popularity:
         self._weight[:], self._labelled[:], self._past[:] = 0.0, 0.0, 0.0
         self._weight[at], self._labelled[at] = np.asarray(state["sums"]).T
         self._overall = np.array(state["overall"])
-        self._clock_ms = int(state["clock"][0]) if "clock" in state else NEVER
-        self._taken_ms = np.array(state.get("taken", ()), np.int64)[-SNAPSHOTS:]
+        self._clock_ms = int(state["clock"][0])
+        self._taken_ms = np.array(state["taken"])[-SNAPSHOTS:]
         self._place = np.arange(len(self._taken_ms))
         for place, back in zip(self._place, range(-len(self._place), 0), strict=True):
             self._past[place][:, at] = state["past"][back]

@@ -508,9 +508,8 @@ class Measures:
         """Restore the arrays of `state`, of the shapes it returns.
 
         Windows of another length count in `total` only; segments that the state lacks begin without samples,
-        and those of the state that are not measured any more are left out. States written before
-        `weight_squares` existed get Σ w in its place, which is equal where all weights are 1; those before
-        `segments` have other segments if there are more or fewer. Raises ValueError if an array that `state`
+        and those of the state that are not measured any more are left out. States written before `segments`
+        existed have other segments if there are more or fewer. Raises ValueError if an array that `state`
         writes is missing.
         """
         stored = [name for name in state if name.startswith("known/")]
@@ -519,8 +518,6 @@ class Measures:
         own = [places.get(h) for h in _hashed(self.segments).tolist()]
         missing = [n for n in self.state() if n not in state and n != "segments" and n[:6] != "known/"]
         sums = state.get("sums", np.empty((0, 0)))
-        if sums.shape[1:] == (len(SUMS) - 1,):
-            sums = np.column_stack([sums, sums[:, SUMS.index("weight")]])
         if missing or sums.shape[1:] != (len(SUMS),):
             raise ValueError(
                 f"the state of measures lacks {', '.join(missing) or 'sums'}: another spec wrote it"

@@ -41,11 +41,6 @@ class EventColumn:
     values: F64 | U64  # (M,) numbers (booleans 0 or 1), or `hash_text` of texts; 0 where null
     null: Bool  # (M,)
 
-    @property
-    def is_text(self) -> bool:
-        """True if values are hashes of texts."""
-        return self.values.dtype == np.uint64
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventColumns:

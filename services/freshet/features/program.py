@@ -154,7 +154,7 @@ def compile_program(
     return compiler.compile(schema, reader, wanted, checked)
 
 
-def written_path(schema: Written, reader: Record, path: str, where: str = "Avro schema") -> str:
+def written_path(schema: Written, reader: Record, path: str) -> str:
     """Return the path in the writer's schema of the reader's field at `path`, through records only.
 
     Returns `path` itself if there is none. If the writer's schema is a union, uses its first branch that

@@ -188,9 +188,9 @@ class Writer:
     nodes: dict[str, int]  # path -> first node there
 
 
-def compile_writer(schema: Record, where: str = "Avro schema") -> Writer:
+def compile_writer(schema: Record) -> Writer:
     """Compile a schema. Raises ConfigError for a default that is not of its field's type."""
-    compiler = _Compiler(where, definitions(schema))
+    compiler = _Compiler(definitions(schema))
     compiler.emit(schema, "")
     text = BytesColumn.of(compiler.texts)
     native = _native.WriterSchema(
@@ -209,8 +209,8 @@ def compile_writer(schema: Record, where: str = "Avro schema") -> Writer:
 class _Compiler:
     """Emitter of nodes in preorder; words describe records and enums (avro_write.hpp)."""
 
-    def __init__(self, where: str, named: dict[str, Record]) -> None:
-        self.where, self.named = where, named
+    def __init__(self, named: dict[str, Record]) -> None:
+        self.named = named
         self.around: dict[str, int] = {}  # enclosing records: name -> node
         self.nodes: list[list[int]] = []
         self.words: list[int] = []
@@ -224,7 +224,7 @@ class _Compiler:
         index = len(self.nodes)
         if index > MAX_NODES:
             raise ConfigError(
-                self.where,
+                "Avro schema",
                 path,
                 f"more than {MAX_NODES} types",
                 "a smaller schema, each use of a type counted",
@@ -282,7 +282,7 @@ class _Compiler:
                     self.texts.append(encode_value(f.type, f.default, self.named))
                 except UNFIT:
                     raise ConfigError(
-                        self.where,
+                        "Avro schema",
                         f"{inside}.default",
                         f.default,
                         f"a value of the field's type, {spell(f.type)}",

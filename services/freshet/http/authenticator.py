@@ -302,7 +302,7 @@ class Authenticator:
     def _entries(self) -> Sequence[TokenEntry]:
         if self._tokens is None:
             return self._more
-        entries = self._tokens.entries()
+        entries = self._tokens.now()
         return (*entries, *self._more) if self._more else entries
 
     def _refuse(self, scope: Scope, reason: str, name: str, peer: str) -> None:

@@ -1,6 +1,7 @@
 """Files of tokens: the file that listeners read and `freshet token` edits, a client's token, the console's.
 
-A file is read again when it changes. An edit replaces it as a whole, and one edit runs at a time.
+A watched file is read again when it changes; `freshet.rpc.channel` watches its tokens, too. An edit replaces
+the file as a whole, and one edit runs at a time.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ import contextlib
 import fcntl
 import os
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import structlog
 
@@ -43,30 +45,30 @@ Edit = Callable[[Sequence[TokenEntry]], tuple[Sequence[TokenEntry], T]]
 # --- the file of tokens
 
 
-class TokenFile:
-    """The entries of a file, read again when the file changes, is replaced, or its link is turned.
+class WatchedFile(Generic[T]):
+    """Tokens of a file, read again when the file changes, is replaced, or its link is turned. Thread-safe.
 
     If the file is gone, unreadable or wrong, the former tokens stay valid, since an operator's slip would
-    otherwise lock all clients out; the error is logged, and `wrong` is true until the file is mended. Used by
-    one thread.
+    otherwise lock all clients out; the error is logged, and `wrong` is true until the file is mended.
     """
 
-    def __init__(self, path: str, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Read the file. Raises ConfigError if it cannot be read or is wrong."""
-        self._path, self._clock = Path(path), clock
+    def __init__(self, path: str, read: Callable[[Path], tuple[T, ...]], clock: Clock) -> None:
+        """Read the file with `read`. Raises ConfigError if it cannot be read or is wrong."""
+        self._path, self._read, self._clock = Path(path), read, clock
+        self._lock = threading.Lock()
         self._stamp = file_stamp(self._path)
-        self._entries = read_tokens(self._path)
+        self._tokens = read(self._path)
         self._next_check = clock.monotonic() + CHECK_S
         self.wrong = False
-        log.info("tokens read", path=path, tokens_known=len(self._entries))
 
-    def entries(self) -> tuple[TokenEntry, ...]:
+    def now(self) -> tuple[T, ...]:
         """Return the tokens as the file had them within the last second."""
-        now = self._clock.monotonic()
-        if now >= self._next_check:
-            self._next_check = now + CHECK_S
-            self._read_again()
-        return self._entries
+        with self._lock:
+            now = self._clock.monotonic()
+            if now >= self._next_check:
+                self._next_check = now + CHECK_S
+                self._read_again()
+            return self._tokens
 
     def _read_again(self) -> None:
         stamp = file_stamp(self._path)
@@ -74,7 +76,7 @@ class TokenFile:
             return
         self._stamp = stamp
         try:
-            self._entries = read_tokens(self._path)
+            self._tokens = self._read(self._path)
         except ConfigError as error:
             self.wrong = True
             if isinstance(error.__cause__, OSError):  # may pass without a change of the file
@@ -82,7 +84,16 @@ class TokenFile:
             log.error("the file of tokens cannot be used; the former tokens stay valid", reason=str(error))
             return
         self.wrong = False
-        log.info("tokens read again", path=str(self._path), tokens_known=len(self._entries))
+        log.info("tokens read again", path=str(self._path), tokens_known=len(self._tokens))
+
+
+class TokenFile(WatchedFile[TokenEntry]):
+    """The entries of the file that `freshet token` edits."""
+
+    def __init__(self, path: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Read the file. Raises ConfigError if it cannot be read or is wrong."""
+        super().__init__(path, read_tokens, clock)
+        log.info("tokens read", path=path, tokens_known=len(self._tokens))
 
 
 def read_tokens(path: Path) -> tuple[TokenEntry, ...]:

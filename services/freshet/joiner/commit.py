@@ -164,8 +164,8 @@ class EventCounts:
 
 VERSION = 1
 
-LONG_AGO_MS = -(2**53)
-"""`began_ms` of commits that lack the field, from earlier releases: their label-delay warm-up is over."""
+MAX_TIME_MS = 2**53
+"""The bound of times in a commit, before and after 1970; other JSON readers round integers beyond it."""
 
 
 @dataclass(slots=True)
@@ -268,7 +268,7 @@ class Commit:
                 },
             )
             watermark = record["watermark_ms"]
-            began = record.get("began_ms", LONG_AGO_MS)
+            began = record["began_ms"]
             clock = record.get("clock")
             set_back = record.get("set_back")
             return cls(
@@ -330,7 +330,7 @@ def _set_back(record: Mapping[str, Any], watermark_ms: int | None) -> WatermarkS
 
 
 def _event_time(value: object) -> int:
-    if not isinstance(value, int) or not LONG_AGO_MS <= value <= -LONG_AGO_MS:
+    if not isinstance(value, int) or not -MAX_TIME_MS <= value <= MAX_TIME_MS:
         raise ValueError(f"a time of {value!r}")
     return value
 

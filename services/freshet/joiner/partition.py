@@ -441,16 +441,5 @@ def pieces(records: Records) -> Iterator[Records]:
     while start < len(records):
         stop = max(start + 1, int(np.searchsorted(ends, before + PIECE_BYTES, side="right")))
         following = records.next_offset if stop == len(records) else int(records.offsets[stop - 1]) + 1
-        yield part_of(records, start, stop, following)
+        yield records.slice(start, stop, following)
         start, before = stop, int(ends[stop - 1])
-
-
-def part_of(records: Records, start: int, stop: int, next_offset: int) -> Records:
-    """Return the records of the rows [start, stop), followed by `next_offset`."""
-    return Records(
-        records.offsets[start:stop],
-        records.times_ms[start:stop],
-        records.keys.slice(start, stop),
-        records.values.slice(start, stop),
-        next_offset,
-    )

@@ -9,7 +9,7 @@ from typing import Self
 from freshet.clock import Clock
 from freshet.errors import DataLost, Unavailable
 from freshet.joiner.commit import Commit
-from freshet.joiner.partition import Task, part_of
+from freshet.joiner.partition import Task
 from freshet.joiner.plan import JoinContext, Topics
 from freshet.log import EventLog, Reader
 from freshet.log.records import newest
@@ -192,4 +192,4 @@ def _split(records: Records, stop: int) -> tuple[Records | None, Records | None]
         return records, None
     if n == 0:
         return None, records
-    return part_of(records, 0, n, stop), part_of(records, n, len(records), records.next_offset)
+    return records.slice(0, n, stop), records.slice(n, len(records), records.next_offset)

@@ -189,10 +189,6 @@ class DenseModel(Protocol):
     def finite(self) -> bool:
         """Return whether the dense state is finite; otherwise it is no restart point (PROTOCOL 23)."""
 
-    @property
-    def step_count(self) -> int:
-        """Number of steps made."""
-
     def mixture(self) -> F32:
         """Return the (L, K) current weights of the experts; ones for a model that is no hedge."""
 

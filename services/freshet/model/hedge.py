@@ -145,11 +145,6 @@ class HedgeDense:
         """Return whether the dense state is finite."""
         return bool(self.native.finite())
 
-    @property
-    def step_count(self) -> int:
-        """Number of steps made."""
-        return int(self.native.steps)
-
     def mixture(self) -> F32:
         """Return the (L, K) current weights of the experts."""
         return np.array(self.native.mixture(), np.float32).reshape(self.labels, -1)

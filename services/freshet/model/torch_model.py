@@ -281,11 +281,6 @@ class TorchDense:
         """Return whether the dense state is finite."""
         return all(bool(np.isfinite(array).all()) for array in self.state().values())
 
-    @property
-    def step_count(self) -> int:
-        """Number of steps made."""
-        return self._steps
-
     def mixture(self) -> F32:
         """Return (L, 1) ones, as the model has no experts."""
         return np.ones((self.labels, 1), np.float32)

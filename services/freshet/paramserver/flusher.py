@@ -22,7 +22,6 @@ import structlog
 from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Fenced, FreshetError, Unavailable
 from freshet.log.context import ModelContext
-from freshet.observability.metrics import Metric
 from freshet.observability.spans import record_rows_sends
 from freshet.observability.tracing import now_ns
 from freshet.rows.deltas import records_of
@@ -206,106 +205,6 @@ class ShardCounts:
     room_blocks: dict[str, int] = field(default_factory=dict)
     """{partition of samples: blocks between the log's start and a restart's replay} as of the last attempt at
     a flush (PROTOCOL 12)"""
-
-
-def store_metrics(of: str) -> tuple[Metric, ...]:
-    """Metrics of a shard's table and flushes, named `freshet_<of>_…`."""
-    return (
-        Metric(f"freshet_{of}_created_rows", "counter", "rows", "Rows created.", at="store.created"),
-        Metric(
-            f"freshet_{of}_dropped_rows",
-            "counter",
-            "rows",
-            "Rows dropped from memory, evicted or removed.",
-            at="store.evicted",
-        ),
-        Metric(
-            f"freshet_{of}_not_finite_gradients",
-            "counter",
-            "gradients",
-            "Row gradients that were not applied because they, or their squared length, were not finite; "
-            "those samples did not change these rows.",
-            at="store.not_finite",
-        ),
-        Metric(
-            f"freshet_{of}_not_admitted_gradients",
-            "counter",
-            "gradients",
-            "Row gradients that were dropped because their key had not been seen often enough (`admission` "
-            "of the table).",
-            at="store.not_admitted",
-        ),
-        Metric(
-            f"freshet_{of}_replaced_buckets",
-            "counter",
-            "buckets",
-            "Buckets that were written whole because the row store had lost or mixed writes.",
-            at="shard.replaced_buckets",
-        ),
-        Metric(
-            f"freshet_{of}_published_bytes",
-            "counter",
-            "bytes",
-            "Bytes of records of changed rows for serving, with their keys.",
-            at="shard.published_bytes",
-        ),
-        Metric(
-            f"freshet_{of}_passed_rows",
-            "counter",
-            "rows",
-            "Changed rows that were not published because serving holds them nearly (int8, int4).",
-            at="shard.passed_rows",
-        ),
-        Metric(
-            f"freshet_{of}_inexact_rows",
-            "gauge",
-            "rows",
-            "Rows that serving may hold rounded, until nothing has changed for 10 s; 0 in fp32.",
-            at="inexact_rows",
-        ),
-        Metric(
-            f"freshet_{of}_ssd_rows",
-            "gauge",
-            "rows",
-            "Rows on the local disk alone (SSD_FOLDER).",
-            at="ssd.rows",
-        ),
-        Metric(
-            f"freshet_{of}_ssd_bytes",
-            "gauge",
-            "bytes",
-            "Bytes of the file of rows on the local disk that are in use.",
-            at="ssd.bytes_in_use",
-        ),
-        Metric(
-            f"freshet_{of}_ssd_fetched_rows",
-            "counter",
-            "rows",
-            "Rows that were read back from the local disk.",
-            at="ssd.fetched",
-        ),
-        Metric(
-            f"freshet_{of}_ssd_spilled_rows",
-            "counter",
-            "rows",
-            "Rows that left memory and are on the local disk.",
-            at="ssd.spilled",
-        ),
-        Metric(
-            f"freshet_{of}_ssd_waits",
-            "counter",
-            "calls",
-            "Lookups and pushes that waited until rows had left memory for the local disk.",
-            at="ssd.waits",
-        ),
-        Metric(
-            f"freshet_{of}_ssd_full",
-            "gauge",
-            "1",
-            "1 while the disk, or SSD_BYTES, is full: rows stay in memory beyond its bound.",
-            at="ssd.full",
-        ),
-    )
 
 
 @dataclass(frozen=True, slots=True)

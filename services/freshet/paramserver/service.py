@@ -19,10 +19,9 @@ from freshet.log.context import ModelContext
 from freshet.observability.grpc_metrics import GRPC_METRICS
 from freshet.observability.metrics import Metric, register
 from freshet.paramserver.balancer import DEFAULT_BOUNDS, Bounds, LoadBalancer
-from freshet.paramserver.flusher import store_metrics
 from freshet.paramserver.placement import PlanReason
 from freshet.paramserver.server import MeteredRows, identity_of, serve_rows
-from freshet.paramserver.shard import Shard
+from freshet.paramserver.shard import Shard, store_metrics
 from freshet.paramserver.shard_manager import ShardManager
 from freshet.process.lifecycle import LAST_S, Cleanup, Drain, Task, within
 from freshet.rows.grpc.frames import Described
@@ -138,15 +137,6 @@ PARAMSERVER_METRICS = (
         at=lambda status: _pushes(status["shard"]),
     ),
     Metric(
-        "freshet_paramserver_room_blocks",
-        "gauge",
-        "blocks",
-        "Blocks between the start of samples and the smallest offset in the row store; below 0 is a loss.",
-        ("partition",),
-        at="shard.room_blocks",
-    ),
-    Metric("freshet_paramserver_rows", "gauge", "rows", "Rows resident, by table.", ("table",)),
-    Metric(
         "freshet_paramserver_loading_buckets",
         "gauge",
         "buckets",
@@ -204,41 +194,6 @@ PARAMSERVER_METRICS = (
         at=lambda status: {reason.value: 0 for reason in PlanReason} | status["load"]["plans"],
     ),
     *store_metrics("paramserver"),
-    Metric(
-        "freshet_paramserver_flushed_rows",
-        "counter",
-        "rows",
-        "Rows written to the row store.",
-        at="shard.flushed_rows",
-    ),
-    Metric(
-        "freshet_paramserver_flushes",
-        "counter",
-        "flushes",
-        "Flushes written to the row store.",
-        at="shard.flushes",
-    ),
-    Metric(
-        "freshet_paramserver_flushes_failed",
-        "counter",
-        "flushes",
-        "Failed attempts at a flush.",
-        at="shard.flushes_failed",
-    ),
-    Metric(
-        "freshet_paramserver_unwritten_seconds",
-        "gauge",
-        "seconds",
-        "Age of the flush that is not written yet, over all its attempts; 0 between flushes.",
-        at="unwritten_s",
-    ),
-    Metric(
-        "freshet_paramserver_published_rows",
-        "counter",
-        "rows",
-        "Rows published for serving.",
-        at="shard.published_rows",
-    ),
 )
 
 

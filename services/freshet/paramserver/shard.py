@@ -15,6 +15,7 @@ import structlog
 
 from freshet.errors import Fenced, FreshetError, Refused, Unavailable
 from freshet.log.context import ModelContext
+from freshet.observability.metrics import Metric
 from freshet.observability.spans import end_push_answer, start_rows_answer
 from freshet.observability.tracing import Context, end_span, running
 from freshet.paramserver.buckets import NO_FORMER, OwnedBuckets
@@ -24,7 +25,7 @@ from freshet.rows.store import RowStore
 from freshet.tables import NO_BOUND, KnownPushes, PushOutcome, RowsBound, RowsUnread, Store
 from freshet.types import F32, I64, Bucket, Fence, OffsetRange
 
-__all__ = ["PublishedTo", "Shard", "ShardCounts"]
+__all__ = ["PublishedTo", "Shard", "ShardCounts", "store_metrics"]
 
 log = structlog.get_logger("freshet.paramserver")
 
@@ -348,3 +349,148 @@ def _log_unwritten(error: Unavailable) -> None:
 
 def _log_unloaded(error: Unavailable) -> None:
     log.warning("rows were not loaded, tried again", reason=str(error))
+
+
+def store_metrics(of: str) -> tuple[Metric, ...]:
+    """Metrics of a shard's table and flushes, named `freshet_<of>_…`."""
+    return (
+        Metric(f"freshet_{of}_rows", "gauge", "rows", "Rows resident, by table.", ("table",)),
+        Metric(
+            f"freshet_{of}_published_rows",
+            "counter",
+            "rows",
+            "Changed rows published to serving.",
+            at="shard.published_rows",
+        ),
+        Metric(
+            f"freshet_{of}_flushed_rows",
+            "counter",
+            "rows",
+            "Changed rows written to the row store.",
+            at="shard.flushed_rows",
+        ),
+        Metric(
+            f"freshet_{of}_flushes",
+            "counter",
+            "flushes",
+            "Rounds of flushing all buckets.",
+            at="shard.flushes",
+        ),
+        Metric(
+            f"freshet_{of}_flushes_failed",
+            "counter",
+            "flushes",
+            "Failed attempts at a flush.",
+            at="shard.flushes_failed",
+        ),
+        Metric(
+            f"freshet_{of}_unwritten_seconds",
+            "gauge",
+            "seconds",
+            "Age of the flush that is not yet written, over all attempts; 0 between flushes.",
+            at="unwritten_s",
+        ),
+        Metric(
+            f"freshet_{of}_room_blocks",
+            "gauge",
+            "blocks",
+            "Blocks between the start of samples and the smallest offset in the row store; below 0 is a "
+            "loss.",
+            ("partition",),
+            at="shard.room_blocks",
+        ),
+        Metric(f"freshet_{of}_created_rows", "counter", "rows", "Rows created.", at="store.created"),
+        Metric(
+            f"freshet_{of}_dropped_rows",
+            "counter",
+            "rows",
+            "Rows dropped from memory, evicted or removed.",
+            at="store.evicted",
+        ),
+        Metric(
+            f"freshet_{of}_not_finite_gradients",
+            "counter",
+            "gradients",
+            "Row gradients that were not applied because they, or their squared length, were not finite; "
+            "those samples did not change these rows.",
+            at="store.not_finite",
+        ),
+        Metric(
+            f"freshet_{of}_not_admitted_gradients",
+            "counter",
+            "gradients",
+            "Row gradients that were dropped because their key had not been seen often enough (`admission` "
+            "of the table).",
+            at="store.not_admitted",
+        ),
+        Metric(
+            f"freshet_{of}_replaced_buckets",
+            "counter",
+            "buckets",
+            "Buckets that were written whole because the row store had lost or mixed writes.",
+            at="shard.replaced_buckets",
+        ),
+        Metric(
+            f"freshet_{of}_published_bytes",
+            "counter",
+            "bytes",
+            "Bytes of records of changed rows for serving, with their keys.",
+            at="shard.published_bytes",
+        ),
+        Metric(
+            f"freshet_{of}_passed_rows",
+            "counter",
+            "rows",
+            "Changed rows that were not published because serving holds them nearly (int8, int4).",
+            at="shard.passed_rows",
+        ),
+        Metric(
+            f"freshet_{of}_inexact_rows",
+            "gauge",
+            "rows",
+            "Rows that serving may hold rounded, until nothing has changed for 10 s; 0 in fp32.",
+            at="inexact_rows",
+        ),
+        Metric(
+            f"freshet_{of}_ssd_rows",
+            "gauge",
+            "rows",
+            "Rows on the local disk alone (SSD_FOLDER).",
+            at="ssd.rows",
+        ),
+        Metric(
+            f"freshet_{of}_ssd_bytes",
+            "gauge",
+            "bytes",
+            "Bytes of the file of rows on the local disk that are in use.",
+            at="ssd.bytes_in_use",
+        ),
+        Metric(
+            f"freshet_{of}_ssd_fetched_rows",
+            "counter",
+            "rows",
+            "Rows that were read back from the local disk.",
+            at="ssd.fetched",
+        ),
+        Metric(
+            f"freshet_{of}_ssd_spilled_rows",
+            "counter",
+            "rows",
+            "Rows that left memory and are on the local disk.",
+            at="ssd.spilled",
+        ),
+        Metric(
+            f"freshet_{of}_ssd_waits",
+            "counter",
+            "calls",
+            "Lookups and pushes that waited until rows had left memory for the local disk.",
+            at="ssd.waits",
+        ),
+        Metric(
+            f"freshet_{of}_ssd_full",
+            "gauge",
+            "1",
+            "1 while the disk, or SSD_BYTES, is full: rows stay in memory beyond its bound.",
+            at="ssd.full",
+        ),
+    )

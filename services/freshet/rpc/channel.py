@@ -7,19 +7,17 @@ authority; it then shows its certificate and requires none. The server's side is
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
-import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError
-from freshet.file_stamp import file_stamp
 from freshet.http.tls import CertificateFiles, Pems
+from freshet.http.token_files import WatchedFile
 from freshet.rpc.pieces import MAX_PIECES
 
 MIB = 1 << 20
@@ -42,61 +40,30 @@ CONNECT_MS = 2_000
 RETRY_AFTER_S = 0.2
 """Delay before a retry, for a peer that is refused as overloaded."""
 
-TOKENS_CHECK_S = 1.0
-"""Seconds between two checks of the tokens' file: a change takes at most so long."""
-
 MAX_TOKENS = 8
 """Tokens of a file: each call is compared with all of them."""
 
 MAX_TOKENS_BYTES = 64 << 10
 
-log = structlog.get_logger("freshet.tokens")
 
-
-class PeerTokens:
-    """The tokens of a file, read again when it changes. Thread-safe.
+class PeerTokens(WatchedFile[str]):
+    """The tokens of a file between our services.
 
     A file may hold several tokens, one a line: clients send the first, listeners accept each. So a token is
-    replaced without an interruption: the new one second everywhere, then first everywhere, then alone. If the
-    file is gone or wrong, the former tokens stay valid.
+    replaced without an interruption: the new one second everywhere, then first everywhere, then alone.
     """
 
     def __init__(self, path: str, clock: Clock = SYSTEM_CLOCK) -> None:
         """Read the file. Raises ConfigError if it cannot be read or holds no token."""
-        self._path, self._clock = path, clock
-        self._lock = threading.Lock()
-        self._stamp = file_stamp(self._path)
-        self._tokens = _read_tokens(path)
-        self._next_check = clock.monotonic() + TOKENS_CHECK_S
-
-    def now(self) -> tuple[str, ...]:
-        """Return the tokens as the file had them within the last second; clients send the first."""
-        with self._lock:
-            now = self._clock.monotonic()
-            if now >= self._next_check:
-                self._next_check = now + TOKENS_CHECK_S
-                self._read_again()
-            return self._tokens
-
-    def _read_again(self) -> None:
-        stamp = file_stamp(self._path)
-        if stamp == self._stamp:
-            return
-        try:
-            self._tokens = _read_tokens(self._path)
-        except ConfigError as error:  # read again at the next check, as the file may be half written
-            log.error("the file of tokens cannot be used; the former tokens stay valid", reason=str(error))
-            return
-        self._stamp = stamp
-        log.info("tokens read again", path=self._path, tokens_known=len(self._tokens))
+        super().__init__(path, _read_tokens, clock)
 
 
-def _read_tokens(path: str) -> tuple[str, ...]:
+def _read_tokens(path: Path) -> tuple[str, ...]:
     try:
-        with Path(path).open("rb") as file:
+        with path.open("rb") as file:
             content = file.read(MAX_TOKENS_BYTES + 1)
     except OSError as error:
-        raise ConfigError("grpc", "token_file", path, "a file that can be read", str(error)) from error
+        raise ConfigError("grpc", "token_file", str(path), "a file that can be read", str(error)) from error
     text = content.decode("ascii", "replace") if len(content) <= MAX_TOKENS_BYTES else ""
     tokens = tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
     usable = all(token.isascii() and token.isprintable() and " " not in token for token in tokens)
@@ -104,7 +71,7 @@ def _read_tokens(path: str) -> tuple[str, ...]:
         raise ConfigError(
             "grpc",
             "token_file",
-            path,
+            str(path),
             f"a file with one token of letters and digits a line, at most {MAX_TOKENS}",
             "the first is shown to others, each is taken from them",
         )

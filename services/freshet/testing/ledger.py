@@ -117,11 +117,6 @@ class LedgerModel:
         """Check that the dense state is finite."""
         return bool(np.isfinite(self.totals).all())
 
-    @property
-    def step_count(self) -> int:
-        """Steps taken."""
-        return self._steps
-
     def mixture(self) -> F32:
         """Return (L, 1) ones, as there is one expert."""
         return np.ones((self.labels, 1), np.float32)

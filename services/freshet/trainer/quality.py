@@ -33,8 +33,6 @@ SETTLING_MS = 1_000
 """An upper bound of the time from the decision of a label until its samples are trained on."""
 ACTION_MS = 1
 """The least time between an impression and an action on it."""
-ADDED_LATER = (RANDOM, POPULARITY, RATES)
-"""Parts of the state that older versions lack; they start empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +200,7 @@ class Quality:
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Load the sums of a version, with the shapes and dtypes that `state` returned."""
         for name, part in self._parts().items():
-            mine = {k[len(name) + 1 :]: v for k, v in state.items() if k.startswith(f"{name}/")}
-            if mine or name not in ADDED_LATER:
-                part.load_state(mine)
+            part.load_state({k[len(name) + 1 :]: v for k, v in state.items() if k.startswith(f"{name}/")})
 
     def _parts(self) -> dict[str, Measures | Popularity]:
         return {**self._of, RATES: self._popularity}

@@ -104,9 +104,9 @@ class WithAdam(LedgerModel):
         self.tensor = {name: np.zeros(300, np.float32) for name in self.adam_tensors[0]}
 
     def step(self, lanes: Sequence[Lane]) -> None:
-        before = self.step_count
+        before = self._steps
         super().step(lanes)
-        if self.step_count > before:
+        if self._steps > before:
             for array in self.tensor.values():
                 np.add(array, np.float32(0.01), out=array)
 

@@ -7,8 +7,9 @@ import pytest
 
 from freshet.embedder.service import BatchServer
 from freshet.errors import DataLost, Fenced, Overloaded
+from freshet.http.token_files import CHECK_S
 from freshet.log.sqlite.event_log import SqliteEventLog
-from freshet.rpc.channel import TOKENS_CHECK_S, PeerTokens
+from freshet.rpc.channel import PeerTokens
 from freshet.rpc.frames import Frame
 from freshet.testing.clock import SettableClock
 from freshet.testing.conditions import wait_for
@@ -141,7 +142,7 @@ def test_rank_continues_once_the_embedder_knows_its_token(scene, tmp_path):
         lambda: stream.next_batch(0, 0.01) is None and embedder.server.counts.refused["token"] > 1, DEADLINE_S
     )
     theirs.write_text("new\nold\n")
-    clock.advance(TOKENS_CHECK_S)
+    clock.advance(CHECK_S)
 
     assert drain(scene, stream, {0: 1, 1: 0}) == [7]
 

@@ -190,14 +190,6 @@ def test_parquet_and_csv_give_the_same_result(spec_file, samples, tmp_path):
     assert of_csv["labels"] == of_parquet["labels"]
 
 
-def test_a_missing_column_is_named_with_the_nearest_one(spec_file, tmp_path):
-    path = tmp_path / "wrong.csv"
-    path.write_text("ts,usr,item.id,item.price,click\n2026-01-01T00:00:00Z,a,1,1.0,0\n")
-
-    with pytest.raises(ConfigError, match=r"no column 'user'[\s\S]*did you mean 'usr'"):
-        run("backtest", spec_file, path)
-
-
 def test_a_file_that_is_no_table_is_refused(spec_file, tmp_path):
     path = tmp_path / "wrong.parquet"
     path.write_bytes(b"not parquet")

@@ -46,7 +46,7 @@ def test_a_refusal_of_a_replica_is_the_answer(replica: Address) -> None:
 
 
 def test_if_none_answers_the_last_address_is_named() -> None:
-    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
+    with pytest.raises(Unavailable, match=r"inference does not answer at 127\.0\.0\.1:1"):
         rank_for_page([NOWHERE, NOWHERE], b"{}")
 
 

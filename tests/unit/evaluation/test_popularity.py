@@ -232,16 +232,6 @@ def test_state_is_independent_of_later_samples() -> None:
     assert all((state[name] == kept[name]).all() for name in kept)
 
 
-def test_state_without_snapshots_continues_from_its_sums() -> None:
-    state = add(make(), items(*[1] * 100), [1.0] * 100, known_ms=50_000).state()
-    resumed = add(make(), items(2), [1.0], known_ms=90_000)
-    resumed.load_state({name: state[name] for name in ("slots", "at", "sums", "overall")})
-    assert rate(resumed, items(1)).tolist() == [0.5]  # the state holds no snapshot
-    add(resumed, items(3), [0.0], known_ms=60_000)
-    assert rate(resumed, items(1), served_ms=59_999).tolist() == [0.5]
-    assert rate(resumed, items(1), served_ms=60_000)[0] > 0.9
-
-
 def test_a_state_of_other_labels_is_refused() -> None:
     with pytest.raises(ValueError, match="expected popularity of 1 labels"):
         make().load_state(make(2).state())

@@ -224,16 +224,6 @@ def test_predictions_that_are_not_finite_are_counted_apart() -> None:
     assert found["logloss"] == pytest.approx(np.log(2))
 
 
-def test_state_without_squared_weights_uses_the_weights() -> None:
-    stream, measures, resumed = Stream(3000), make(), make()
-    stream.weight[:] = 1.0
-    stream.into(measures)
-    before = measures.state()
-    before["sums"] = before["sums"][:, :-1]
-    resumed.load_state(before)
-    same(resumed.total(), measures.total())
-
-
 def test_view_is_independent_of_later_samples() -> None:
     stream, measures, half = Stream(6000), make(), make()
     stream.into(measures, slice(0, 3000))

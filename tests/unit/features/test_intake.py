@@ -104,9 +104,10 @@ def test_a_topic_in_json_gets_each_event_as_it_came() -> None:
     half = first.replace(b"1.0e0", b"1.5e0")
     assert taken(half, keep_text=True).counts.tolist() == [-1]  # an item is a whole number
 
-    made = taken(b" [" + first + b" , " + second + b"] ", second + b"\n" + first, keep_text=True)
+    array = b" [" + first + b" , " + second + b"] "
+    made = taken(array, second + b"\n" + first, first + b"\n", keep_text=True)
 
-    assert [value for _, _, _, value in placed(made)] == [first, second, second, first]
+    assert [value for _, _, _, value in placed(made)] == [first, second, second, first, first]
 
 
 def test_avro_is_passed_on_byte_for_byte() -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
-from freshet.errors import BadInput
 from freshet.http.app import App, Reply
 from freshet.http.browser_checks import AllowedSites
 from freshet.http.endpoint import Endpoint
@@ -53,8 +52,6 @@ class Running:
         self.loop.call_soon_threadsafe(reply, Response(202, b"later " + request.body))
 
     def now(self, request: Request, reply: Reply) -> None:
-        if request.body == b"bad":
-            raise BadInput("x: expected a, found b")
         reply(Response(202, b"now " + request.body))
 
     def later(self, request: Request, reply: Reply) -> None:
@@ -69,9 +66,9 @@ class Running:
 
 
 @contextmanager
-def running_server(*, body_timeout_s: float = 20.0, drain_s: float = 1.0) -> Iterator[Running]:
+def running_server(*, drain_s: float = 1.0) -> Iterator[Running]:
     made = Running()
-    app = App(CollectorRegistry(), BodyLimits(LIMIT, body_timeout_s), check=AllowedSites().check)
+    app = App(CollectorRegistry(), BodyLimits(LIMIT, 20.0), check=AllowedSites().check)
     app.route_hot(Endpoint("POST", "/now", "At once.", ()), made.now)
     app.route_hot(Endpoint("POST", "/later", "When told.", ()), made.later)
     app.route_hot(Endpoint("POST", "/watched", "When told.", ()), made.watched)

@@ -159,6 +159,7 @@ def test_each_token_has_its_own_limit_at_all_addresses() -> None:
     assert outcomes(authenticator, 2, b"Bearer a", "192.0.2.2") == [202, 429]
     assert outcomes(authenticator, 4, b"Bearer b") == [202, 202, 202, 429]
     assert outcomes(authenticator, 9, b"Bearer c") == [202] * 9
+    assert authenticator.figures()["refused"] == {("too_often", "a"): 1, ("too_often", "b"): 1}
 
 
 def test_tokens_of_one_name_have_their_own_limits() -> None:

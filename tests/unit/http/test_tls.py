@@ -22,8 +22,8 @@ from freshet.errors import BadInput, ConfigError, Unavailable
 from freshet.http import admin as admin_module
 from freshet.http import tls
 from freshet.http.admin import Admin
-from freshet.http.app import App, Reply
-from freshet.http.endpoint import LIVE, Endpoint
+from freshet.http.app import App
+from freshet.http.endpoint import LIVE
 from freshet.http.messages import BodyLimits, Request, Response
 from freshet.http.service_client import ask
 from freshet.http.tls import seconds_left
@@ -75,10 +75,6 @@ async def live(_: Request) -> Response:
     return Response(200, b'{"status":"live"}')
 
 
-def echo(request: Request, reply: Reply) -> None:
-    reply(Response(200, request.body))
-
-
 @contextmanager
 def listening(kind: str) -> Iterator[int]:
     """The port of a listener of this kind, which answers /health/live."""
@@ -90,7 +86,6 @@ def listening(kind: str) -> Iterator[int]:
         return
     app = App(CollectorRegistry(), BodyLimits(1 << 20, 5))
     app.route(LIVE, live)
-    app.route_hot(Endpoint("POST", "/echo", "As it came.", ()), echo)
     with answering(app) as at:
         yield at.port
 
@@ -173,17 +168,6 @@ def test_an_optional_certificate_may_be_missing_but_not_wrong(files: Path, tmp_p
         context.load_cert_chain(tmp_path / "client" / "cert", tmp_path / "client" / "key")
         with pytest.raises(httpx.TransportError):
             httpx.get(url, verify=context, trust_env=False)
-
-
-def test_a_hot_route_answers_over_tls_too(files: Path) -> None:
-    use(files, client_certs="required")
-    with listening("app") as port:
-        context = ssl.create_default_context(cafile=str(files / "ca"))
-        context.load_cert_chain(files / "cert", files / "key")
-        with httpx.Client(verify=context, trust_env=False) as client:
-            for body in (b"small", b"x" * 300_000):  # whole, and in pieces
-                answer = client.post(f"https://127.0.0.1:{port}/echo", content=body)
-                assert (answer.status_code, answer.content) == (200, body)
 
 
 def test_renewed_certificates_are_taken_while_requests_go_on(listener: int, files: Path) -> None:
@@ -338,13 +322,6 @@ def test_a_slow_handshake_at_an_admin_port_is_closed(files: Path, monkeypatch: p
     with listening("admin") as port, socket.create_connection(("127.0.0.1", port)) as silent:
         silent.settimeout(DEADLINE_S)
         assert silent.recv(1) == b""
-
-
-def let_in(port: int) -> bool:
-    try:
-        return ask(port, "/health/live")[0] == 200
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("given", [("cert",), ("cert", "key"), ("ca", "key"), ("ca", "cert")])

@@ -145,7 +145,7 @@ def write(path: Path, *entries: TokenEntry, more: str = "") -> None:
 
 
 def names(file: TokenFile) -> list[str]:
-    return [e.name for e in file.entries()]
+    return [e.name for e in file.now()]
 
 
 def test_a_change_is_taken_up_at_the_next_look_and_not_before(tmp_path: Path) -> None:

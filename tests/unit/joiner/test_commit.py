@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from freshet.errors import Corrupt
 from freshet.features import read_blocks
-from freshet.joiner.commit import LONG_AGO_MS, Commit, ReplayExclusions, spans, unspan
+from freshet.joiner.commit import Commit, ReplayExclusions, spans, unspan
 from freshet.joiner.core import Joiner, Samples, block_bounds, encode_samples
 from freshet.types import BytesColumn
 from tests.fixtures.join_events import label, plan_of
@@ -32,12 +32,6 @@ COMMIT = Commit(
 
 def test_a_commit_reads_back() -> None:
     assert Commit.decode(COMMIT.encode(), "here") == COMMIT
-
-
-def test_commit_without_began_ms_began_long_ago() -> None:
-    older = {name: value for name, value in WHOLE.items() if name != "began_ms"}
-
-    assert Commit.decode(orjson.dumps(older), "here").began_ms == LONG_AGO_MS
 
 
 @pytest.mark.parametrize("began", ["1001", 1.5, -(2**60), [], 2**60])

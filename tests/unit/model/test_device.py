@@ -139,7 +139,7 @@ def test_a_staged_place_that_has_scored_can_learn() -> None:
 
     lane.forward_backward(make_batch(spec, 8, rng))
     model.step([lane])
-    assert model.step_count == 1
+    assert model.state()["optimizer/step"].tolist() == [1]
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "mps", ""])

@@ -94,7 +94,7 @@ def by_hand(world: World, lanes: Sequence[LoopBatches], learn: Sequence[Sequence
             plans[-1] = [
                 [(first + start, first + stop) for start, stop in rows]
                 for rows in steps_within(
-                    last - first, model.step_count, in_steps=world.spec.train.batch_steps
+                    last - first, model.native.steps, in_steps=world.spec.train.batch_steps
                 )
             ]
         for step in range(max(len(plan) for plan in plans)):
@@ -174,7 +174,7 @@ def test_a_run_does_what_its_steps_do_one_by_one(model: str, sync: bool, emit: s
         assert (one.ended, one.trained, one.pushed, one.skipped) == (Ended.DONE, len(flags), len(flags), 0)
         np.testing.assert_array_equal(one.predictions, np.concatenate(parts))
     assert_same(native.state(), wanted.state())
-    assert loop.dense_steps == seen.dense_steps == native.model.step_count
+    assert loop.dense_steps == seen.dense_steps == native.model.native.steps
     assert native.store.applied()[0] == [5]
     assert native.store.applied()[1] == [2]
     assert seen.pushes == (22 if steps else 6)

@@ -17,9 +17,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from freshet.config.spec.identity import SpecHash
 from freshet.errors import BadInput, ConfigError, Corrupt, Fenced, Mismatch, Overloaded, TooLarge, Unavailable
+from freshet.http.token_files import CHECK_S
 from freshet.observability.grpc_metrics import GRPC_METRICS
 from freshet.observability.metrics import register
-from freshet.rpc.channel import TOKENS_CHECK_S, PeerTokens, Transport, method_name, open_channel, transport_of
+from freshet.rpc.channel import PeerTokens, Transport, method_name, open_channel, transport_of
 from freshet.rpc.errors import error_of, failure_of
 from freshet.rpc.frames import BadFrame, Frame, Kind, Part, decode_frame, encode_frame, encoded_bytes
 from freshet.rpc.link import Link
@@ -345,24 +346,10 @@ def test_a_token_is_replaced_without_refused_calls(tmp_path):
     with listening(listener) as server:
         for file, tokens in steps:
             file.write_text(tokens)
-            clock.advance(TOKENS_CHECK_S)
+            clock.advance(CHECK_S)
             assert len(calling(server, client, [a_frame()])) == 1, (file.name, tokens)
         with pytest.raises(Unavailable):
             calling(server, replace(PLAIN, token="old"), [a_frame()])
-
-
-def test_a_certificate_of_another_authority_is_refused(authority):
-    with listening(certified(authority)) as server:
-        stranger = replace(certified(trustme.CA()), ca=authority.cert_pem.bytes())
-        with pytest.raises(Unavailable, match=r"(?i)handshake|certificate|alert|closed|reset"):
-            calling(server, stranger, [a_frame()])
-        assert (server.counts.handshakes > 0, server.counts.frames) == (True, {})
-        assert len(calling(server, certified(authority), [a_frame()])) == 1
-
-
-def test_a_client_without_tls_is_refused(authority):
-    with listening(certified(authority)) as server, pytest.raises(Unavailable):
-        calling(server, PLAIN, [a_frame()])
 
 
 def test_a_client_of_another_spec_is_refused_with_the_reason():

@@ -1,4 +1,4 @@
-"""Tokens between services: several in a file, read again; and the grace time of a refusal."""
+"""Tokens between services: several in a file; and the grace time of a refusal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from freshet.errors import ConfigError, Unavailable
-from freshet.rpc.channel import MAX_TOKENS, TOKENS_CHECK_S, PeerTokens
+from freshet.rpc.channel import MAX_TOKENS, PeerTokens
 from freshet.rpc.errors import TOKEN_FORGET_S, TOKEN_GRACE_S, TokenRefusals
 from freshet.testing.clock import SettableClock
 
@@ -23,35 +23,17 @@ def test_a_file_holds_several_of_which_the_first_is_shown(file: Path) -> None:
     assert PeerTokens(str(file)).now() == ("first", "second")
 
 
-def test_a_change_is_taken_up_at_the_next_look_and_not_before(file: Path) -> None:
-    clock = SettableClock()
-    tokens = PeerTokens(str(file), clock)
-    file.write_text("second\nthird\n")
-
-    assert tokens.now() == ("first", "second")
-    clock.advance(TOKENS_CHECK_S)
-    assert tokens.now() == ("second", "third")
-
-
 @pytest.mark.parametrize(
-    "wrong", [None, "", "\n", "two words\n", "Schlüssel\n", "x\n" + "\n".join(map(str, range(MAX_TOKENS)))]
+    "wrong",
+    [
+        "",
+        "\n",
+        "two words\n",
+        "Schlüssel\n",
+        "x\n" + "\n".join(map(str, range(MAX_TOKENS))),
+        "x" * (65 << 10),
+    ],
 )
-def test_a_wrong_token_file_leaves_the_former_tokens_valid(file: Path, wrong: str | None) -> None:
-    clock = SettableClock()
-    tokens = PeerTokens(str(file), clock)
-    if wrong is None:
-        file.unlink()
-    else:
-        file.write_text(wrong)
-    clock.advance(TOKENS_CHECK_S)
-    assert tokens.now() == ("first", "second")
-
-    file.write_text("third\n")
-    clock.advance(TOKENS_CHECK_S)
-    assert tokens.now() == ("third",)
-
-
-@pytest.mark.parametrize("wrong", ["", "two words\n", "x" * (65 << 10)])
 def test_at_a_start_such_a_file_is_an_error(file: Path, wrong: str) -> None:
     file.write_text(wrong)
 

@@ -15,36 +15,6 @@ from tests.fixtures.tables import batch_of, counting_group, hedge_group, keys_of
 ONE = np.ones((1, 2), np.float32)
 
 
-def test_a_push_creates_an_absent_row_and_steps_it() -> None:
-    store = store_of(counting_group())
-
-    assert push(store, [(0, 0, 10)], keys_of(7), ONE) is PushOutcome.APPLIED
-    assert look_up(store, keys_of(7), create=False).tolist() == [[-1.0, -1.0]]
-    assert store.applied() == {0: [10], 1: [0]}
-
-
-def test_a_push_repeated_after_a_lost_answer_changes_nothing() -> None:
-    store = store_of(counting_group())
-    push(store, [(0, 0, 10)], keys_of(7), ONE)
-
-    assert push(store, [(0, 0, 10)], keys_of(7), ONE) is PushOutcome.SKIPPED
-    assert look_up(store, keys_of(7)).tolist() == [[-1.0, -1.0]]
-
-
-@pytest.mark.parametrize(
-    "ranges", [[(0, 11, 12)], [(0, 5, 15)], [(0, 10, 20), (1, 1, 2)], [(0, 0, 10), (1, 0, 1)]]
-)
-def test_a_push_with_a_gap_or_overlap_is_refused(
-    ranges: list[tuple[int, int, int]],
-) -> None:
-    store = store_of(counting_group())
-    push(store, [(0, 0, 10)], keys_of(7), ONE)
-
-    assert push(store, ranges, keys_of(7), ONE) is PushOutcome.REFUSED
-    assert look_up(store, keys_of(7)).tolist() == [[-1.0, -1.0]]
-    assert store.applied() == {0: [10], 1: [0]}
-
-
 def test_after_recovery_buckets_apply_only_missing_pushes() -> None:
     store = store_of(counting_group())
     ahead, behind = keys_of(1), keys_of(2)

@@ -186,18 +186,6 @@ def test_restart_continues_the_measures_of_the_version() -> None:
     ]
 
 
-def test_version_without_baselines_starts_them_empty() -> None:
-    quality, resumed = Quality(exploring(0.25)), Quality(exploring(0.25))
-    quality.add(*batch())
-    old = {k: v for k, v in quality.state().items() if k.split("/")[0] in ("training", "served")}
-    for of in ("training", "served"):
-        old[f"{of}/sums"] = old[f"{of}/sums"][:, :-1]  # nor were squared weights kept
-    resumed.load_state(old)
-    assert counts(resumed) == {"training": N, "served": N / 2}
-    resumed.add(*batch(1))
-    assert counts(resumed)["random"] == N / 4
-
-
 def test_version_without_training_measures_is_refused() -> None:
     with pytest.raises(ValueError, match="another spec wrote it"):
         Quality(SPEC).load_state({})

@@ -121,7 +121,7 @@ class Ahead:
         self.next[at] = next_offset
         pieces = self._pieces[at]
         last = pieces.pop() if pieces else _nothing(next_offset)
-        pieces.append(_part(last, 0, len(last), next_offset))
+        pieces.append(last.slice(0, len(last), next_offset))
 
     def pop_records(self, most: int) -> list[tuple[TopicPartition, Records]]:
         """Return at most this many records, from the partitions that have some."""
@@ -150,8 +150,8 @@ def _pop(pieces: deque[Records], most: int) -> Records:
         most -= len(parts[-1])
     if pieces and most:
         whole = pieces.popleft()
-        parts.append(_part(whole, 0, most, int(whole.offsets[most - 1]) + 1))
-        pieces.appendleft(_part(whole, most, len(whole), whole.next_offset))
+        parts.append(whole.slice(0, most, int(whole.offsets[most - 1]) + 1))
+        pieces.appendleft(whole.slice(most, len(whole), whole.next_offset))
     return parts[0] if len(parts) == 1 else _joined(parts)
 
 
@@ -162,7 +162,7 @@ def _rising(records: Records, least: int) -> Records:
         return records
     before = np.maximum.accumulate(np.concatenate(([least - 1], offsets[:-1])))
     good = np.flatnonzero(offsets > before).tolist()
-    return _joined([_part(records, i, i + 1, int(offsets[i]) + 1) for i in good]) if good else _nothing(least)
+    return _joined([records.slice(i, i + 1, int(offsets[i]) + 1) for i in good]) if good else _nothing(least)
 
 
 def _size(records: Records) -> int:
@@ -172,16 +172,6 @@ def _size(records: Records) -> int:
 def _nothing(next_offset: int) -> Records:
     empty = np.empty(0, np.int64)
     return Records(empty, empty, BytesColumn.of([]), BytesColumn.of([]), next_offset)
-
-
-def _part(records: Records, start: int, stop: int, next_offset: int) -> Records:
-    return Records(
-        records.offsets[start:stop],
-        records.times_ms[start:stop],
-        records.keys.slice(start, stop),
-        records.values.slice(start, stop),
-        next_offset,
-    )
 
 
 def _joined(parts: Sequence[Records]) -> Records:

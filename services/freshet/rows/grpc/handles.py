@@ -98,7 +98,6 @@ class SentHandles:
         self._lock = threading.Lock()
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._again_at = 0.0
-        self.forgotten = 0  # pushes that the shard did not know the keys of
 
     def add(self, handle: bytes) -> None:
         """Note that the shard has answered the lookup of these keys."""
@@ -117,7 +116,6 @@ class SentHandles:
         """Send keys for PAUSE_S, and believe in no handle from before: the shard did not have one."""
         with self._lock:
             self._known.clear()
-            self.forgotten += 1
             self._again_at = self._now() + PAUSE_S
 
 
