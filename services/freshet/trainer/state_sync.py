@@ -319,8 +319,9 @@ def _decode_report(data: bytes) -> dict[str, Any]:
         report = orjson.loads(data)
         return {
             "step": int(report["step"]),
-            "terms": {**report["terms"], IDENTITY: str(report["spec"])},
+            # Reports of earlier releases have no further terms.
+            "terms": {**report.get("terms", {}), IDENTITY: str(report["spec"])},
             "synced": bool(report.get("synced")),
         }
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-        raise Corrupt(f"expected a rank's step, spec and terms, found {data[:60]!r}") from error
+        raise Corrupt(f"expected a rank's step and spec, found {data[:60]!r}") from error

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import orjson
 import pytest
 from numpy.typing import NDArray
 
@@ -178,6 +180,20 @@ def test_keys_that_a_release_does_not_report_may_differ(terms: Mapping[str, Any]
     ranks = state_of(3, terms=ONE), state_of(1, terms=terms)
 
     assert sync(*ranks) == [None, None]
+
+
+def test_report_of_an_earlier_release_is_accepted() -> None:
+    ahead = state_of(3, terms=ONE)
+    report, sent = orjson.dumps({"step": 1, "spec": "x"}), []
+
+    def broadcast(data: bytes, _source: int) -> bytes:
+        sent.append(data)
+        return data
+
+    group = SimpleNamespace(exchange=lambda mine: [mine, report], broadcast=broadcast, rank=0, size=2)
+    ahead.sync(cast(ProcessGroup, group))
+
+    assert len(sent) == 1
 
 
 def test_terms_are_what_changes_the_state_of_ranks() -> None:
