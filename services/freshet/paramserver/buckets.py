@@ -194,7 +194,7 @@ class OwnedBuckets:
             rows += len(run.keys)
             if rows > most:
                 rows = 0
-                with suppress(Unavailable):
+                with suppress(FreshetError):  # the buckets are served; the publish thread meets it again
                     self._flusher.publish()
 
     def _forget(self, buckets: Sequence[Bucket]) -> None:
