@@ -13,10 +13,11 @@ import pytest
 from freshet.apps.row_memory import shard_rows_bound
 from freshet.config.settings import load_settings
 from freshet.config.spec.layout import layout_of
-from freshet.errors import ConfigError, FreshetError, Unavailable
+from freshet.errors import ConfigError, FreshetError, TooLarge, Unavailable
 from freshet.log import EventLog
 from freshet.log.context import ModelContext
 from freshet.paramserver import buckets as buckets_module
+from freshet.paramserver.flusher import Flusher
 from freshet.paramserver.shard import Shard
 from freshet.rows.grpc.frames import key_group
 from freshet.rows.service import Push
@@ -255,5 +256,25 @@ def test_rows_that_readers_may_lack_are_published_in_parts(
     again.publish()
 
     assert max(most) < ROWS / 2
+    assert again.counts.published_rows == ROWS
+    rows.close()
+
+
+def test_rows_that_cannot_be_published_undo_no_claim(
+    log: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its buckets are served by then; the thread that publishes meets the error again."""
+    rows = SqliteRowStore(tmp_path / "rows.sqlite")
+    filled(log, rows).stop(flush=False)
+    monkeypatch.setattr(buckets_module, "_hidden", lambda metas, former: set(metas))
+
+    def refuse(flusher: Flusher) -> int:
+        raise TooLarge("a record of rows")
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(Flusher, "publish", refuse)
+        again = loaded(log, rows, 11, bound=bound_of(100_000))
+    again.publish()
+
     assert again.counts.published_rows == ROWS
     rows.close()
