@@ -70,7 +70,7 @@ def open_file(path: Path, fmt: FileFormat) -> None:
                 connection.execute(f"PRAGMA application_id={fmt.application_id}")
                 connection.execute(f"PRAGMA user_version={fmt.version}")
             _put_in_place(new, path)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         finally:
             for left in (new, new.with_name(f"{new.name}-wal"), new.with_name(f"{new.name}-shm")):
                 left.unlink(missing_ok=True)
@@ -210,7 +210,8 @@ def _roll_back(connection: sqlite3.Connection) -> None:
             connection.execute("ROLLBACK")
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

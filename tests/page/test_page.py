@@ -282,6 +282,19 @@ def test_promoting_asks_and_teaches_where_the_token_is(console: Console, opened:
     assert [a[1:] for a in server.asked] == [("/api/promote", {"number": 140})] * 2
 
 
+def test_the_pinned_version_can_be_unpinned(console: Console, opened: Opened) -> None:
+    world = worlds.learning()
+    versions = {**world["state"]["versions"], "pinned": True}
+    server = console({**world, "state": {**world["state"], "versions": versions}})
+    page = live(opened(f"{server.url}/#token={TOKEN}"))
+
+    page.get_by_role("button", name="Unpin version 142").click()
+    page.get_by_role("dialog").get_by_role("button", name="Unpin v142").click()
+
+    expect(page.locator("#versions-said")).to_have_text("Version 142 is pinned no more.")
+    assert server.asked[-1][1:] == ("/api/promote", {"number": 142})
+
+
 def test_a_token_in_the_address_is_kept_and_removed(console: Console, opened: Opened) -> None:
     server = console(worlds.learning())
     page = live(opened(f"{server.url}/#token={TOKEN}"))

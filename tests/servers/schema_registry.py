@@ -2,7 +2,7 @@
 registered and found. What it holds is gone when it ends.
 
 `python -m tests.servers.schema_registry PORT AUTHORIZATION` serves at 127.0.0.1; a request without that
-Authorization header is refused, if it is not empty. Every request is a line of its output.
+Authorization header is refused, if it is not empty. It answers `/requested` with the paths of all GETs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class SchemaRegistryServer:
 
     def requests(self, path: str) -> int:
         """How often a path was requested since the start."""
-        return self._process.said().count(f"GET {path} ")
+        with urllib.request.urlopen(f"{self.url}/requested", timeout=30) as answer:
+            requested: list[str] = json.load(answer)
+        return requested.count(path)
 
     def register(
         self, subject: str, schema: Any, references: Sequence[Mapping[str, Any]] = (), kind: str = "AVRO"
@@ -79,8 +81,13 @@ class _Handler(BaseHTTPRequestHandler):
     authorization = ""
     schemas: dict[int, dict[str, Any]] = {}  # noqa: RUF012 - one server a process
     subjects: dict[str, list[int]] = {}  # noqa: RUF012
+    requested: list[str] = []  # noqa: RUF012
 
     def do_GET(self) -> None:
+        if self.path == "/requested":
+            self._answer(200, self.requested)
+            return
+        self.requested.append(self.path)
         if not self._let_in():
             return
         if found := re.fullmatch(r"/schemas/ids/(\d+)", self.path):
@@ -116,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
             return False
         return True
 
-    def _answer(self, status: int, body: dict[str, Any]) -> None:
+    def _answer(self, status: int, body: dict[str, Any] | list[str]) -> None:
         text = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")

@@ -71,7 +71,10 @@ def show(number: int, folder: Path, as_json: bool) -> None:
 @folder_option
 @json_option
 def promote(number: int, folder: Path, as_json: bool) -> None:
-    """Serve this version regardless of its verdict, and let the gate promote later ones again."""
+    """Serve this version whatever its verdict, and let the gate promote later ones again.
+
+    The number that is served now unpins it after a rollback. Weights that are not finite are refused.
+    """
     _move(folder, number, pinned=False, as_json=as_json)
 
 
@@ -80,7 +83,7 @@ def promote(number: int, folder: Path, as_json: bool) -> None:
 @folder_option
 @json_option
 def rollback(number: int | None, folder: Path, as_json: bool) -> None:
-    """Serve an older version, by default the last promoted one before `stable`, until `promote`.
+    """Serve an older version, by default the last before `stable` that the gate promoted, until `promote`.
 
     Only the served dense weights change; rows continue to learn. Version 0, the untrained model, is served
     only if NUMBER is 0.

@@ -24,6 +24,7 @@ from freshet.http.endpoint import (
     text,
     words,
 )
+from freshet.versions.promotions import PEOPLE
 
 ANY: dict[str, Any] = {"type": "object"}
 TIME = integer("ms since 1970")
@@ -224,6 +225,16 @@ SYSTEM = record(
         "console": record("ConsoleFigures", {"streams": integer("pages kept up to date")}),
     },
 )
+MOVE = record(
+    "VersionMove",
+    {
+        "time_ms": TIME,
+        "number": integer(),
+        "what": words(("promoted", "held", "moved")),
+        "by": words(("gate", *PEOPLE)),
+        "reason": text(),
+    },
+)
 PAST = record(
     "History",
     {
@@ -232,7 +243,7 @@ PAST = record(
         "windows": array(ANY),
         "clicks": array(ANY),
         "drifts": array(ANY),
-        "versions": array(ANY),
+        "versions": array(MOVE),
     },
 )
 RANKABLE = {

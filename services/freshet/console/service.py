@@ -256,8 +256,8 @@ class Console:
             ) from None  # fmt: skip
         except Corrupt as error:
             raise HttpError(
-                409, "version_damaged", "the version cannot be read; nothing moved", expected="whole weights",
-                found=str(error).splitlines()[0], hint="choose another one",
+                409, "version_damaged", "the version cannot be served; nothing moved",
+                expected="whole, finite weights", found=str(error).splitlines()[0], hint="choose another one",
             ) from None  # fmt: skip
         logger.info(
             "stable moved",

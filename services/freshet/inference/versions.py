@@ -21,6 +21,7 @@ from freshet.observability.spans import start_version_load
 from freshet.observability.tracing import running
 from freshet.types import F32
 from freshet.versions import Manifest, VersionStore
+from freshet.versions.weights import not_finite
 
 log = structlog.get_logger(__name__)
 
@@ -190,11 +191,3 @@ class VersionFollower:
         if bad is not None:
             raise Corrupt(f"tensor {bad} holds NaN or infinity")
         return ServingVersion(manifest, self._load(dict[str, Any](version.tensors)))
-
-
-def not_finite(tensors: Mapping[str, Any]) -> str | None:
-    """Return the name of the first tensor that holds NaN or infinity, or None."""
-    return next(
-        (n for n, t in tensors.items() if t.dtype.kind == "f" and not np.isfinite(t).all()),
-        None,
-    )

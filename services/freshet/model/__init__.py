@@ -134,7 +134,7 @@ class StepsRows(Protocol):
     """A `Lane` that steps rows within a batch, so later samples see the updates of earlier ones.
 
     It steps copies of the rows every 16 samples. A row has a gradient for each step in which it occurs, and
-    the store applies these one by one with the same result. One batch at a time.
+    the store applies these one by one, by the same arithmetic. One batch at a time.
     """
 
     def begin_batch(

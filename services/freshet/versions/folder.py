@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from freshet.errors import Corrupt, Unavailable
 from freshet.observability.skipped_state import skip
-from freshet.sqlite import folder_of
+from freshet.sqlite import folder_of, sync_folder
 from freshet.versions import ALIASES, Aliases, Manifest, Version
 from freshet.versions.weights import (
     MOST_DIGITS,
@@ -83,9 +83,9 @@ class FolderVersionStore:
             temporary.mkdir()
             _write(temporary / _WEIGHTS, weights)
             _write(temporary / _MANIFEST, write_manifest(manifest))
-            _sync_folder(temporary)
+            sync_folder(temporary)
             temporary.rename(final)
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
         return manifest
 
     def numbers(self) -> Sequence[int]:
@@ -161,7 +161,7 @@ class FolderVersionStore:
             with contextlib.suppress(FileNotFoundError):
                 self._path(number).rename(self._folder / f".new-{uuid.uuid4().hex}")
             self._sweep()
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
 
     def close(self) -> None:
         """Do nothing: the store keeps nothing open."""
@@ -245,15 +245,7 @@ def _replace(path: Path, data: bytes) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(path.parent)
 
 
 @contextlib.contextmanager

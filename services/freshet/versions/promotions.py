@@ -10,9 +10,11 @@ import orjson
 
 from freshet.errors import ConfigError, Corrupt
 from freshet.log import EventLog
+from freshet.model import SERVING_PREFIXES
 from freshet.observability.skipped_state import skip
 from freshet.types import Append, BytesColumn
 from freshet.versions import Manifest, VersionStore
+from freshet.versions.weights import not_finite
 
 PEOPLE = ("operator", "console")
 """Sources of moves by operators: the command line and the console. All other moves are the gate's."""
@@ -70,11 +72,16 @@ def move(
 
     Raises:
         ConfigError: there is no such version.
-        Corrupt: it cannot be read; `stable` does not move.
+        Corrupt: it cannot be read, or its weights are not finite; `stable` does not move.
         Unavailable: store or log cannot be written; repeating the move is safe.
     """
     manifest = manifest_of(store, number)
-    store.get(number)  # raises Corrupt if the version cannot be read
+    bad = not_finite(store.get(number, SERVING_PREFIXES).tensors)
+    if bad is not None:
+        raise Corrupt(
+            f"version {number}: expected finite weights, found NaN or infinity in {bad}\n"
+            f"  no server would load it: name another one, {SEE}"
+        )
     store.point("stable", number)
     record: dict[str, object] = {
         "v": 1,

@@ -119,3 +119,11 @@ def unpack(manifest: Manifest, weights: bytes, prefixes: Sequence[str], where: s
     return Version(
         manifest, {n: t for n, t in tensors.items() if not prefixes or n.startswith(tuple(prefixes))}
     )
+
+
+def not_finite(tensors: Mapping[str, Any]) -> str | None:
+    """Return the name of the first tensor that holds NaN or infinity, or None."""
+    return next(
+        (n for n, t in tensors.items() if t.dtype.kind == "f" and not np.isfinite(t).all()),
+        None,
+    )

@@ -28,8 +28,8 @@ from freshet.inference.requests import (
 from freshet.inference.rows import BucketView
 from freshet.inference.scoring import freshness_ms
 from freshet.inference.service import label_delay_ms
-from freshet.inference.versions import not_finite
 from freshet.types import Fence
+from freshet.versions.weights import not_finite
 
 GREEDY = Explore()
 HALF = Explore(policy="epsilon", share=0.5)

@@ -3,12 +3,14 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from freshet.errors import ConfigError
+from freshet.errors import ConfigError, Corrupt
+from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.testing.contracts.versions import manifest_of as written
 from freshet.versions.folder import FolderVersionStore
-from freshet.versions.promotions import manifest_of, version_to_roll_back_to
+from freshet.versions.promotions import manifest_of, move, version_to_roll_back_to
 
 HELD = range(31, 41)
 
@@ -48,3 +50,13 @@ def test_refusal_lists_the_stored_versions_as_ranges(store: FolderVersionStore) 
 def test_refusal_of_an_empty_store_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"a stored version \(none\)"):
         manifest_of(FolderVersionStore(tmp_path), 7)
+
+
+def test_a_version_that_no_server_loads_is_not_served(store: FolderVersionStore, tmp_path: Path) -> None:
+    store.put(written(41), {"weights/w": np.array([1, np.nan], np.float32), "optimizer/m": np.ones(2)})
+    log = SqliteEventLog(tmp_path / "log")
+
+    with pytest.raises(Corrupt, match=r"version 41: expected finite weights, .* in weights/w"):
+        move(store, log, 41, pinned=False, by="operator", now_ms=1)
+
+    assert store.aliases()["stable"] == 5

@@ -253,7 +253,9 @@ class Gate:
         default=2_000,
     )
     floor: int = tunable(
-        "with fewer labelled samples, no version replaces `stable`", Integer(0, 10_000_000), default=100
+        "with fewer labelled samples, no version replaces `stable`, unless that is the untrained first one",
+        Integer(0, 10_000_000),
+        default=100,
     )
 
 

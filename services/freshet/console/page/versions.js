@@ -34,7 +34,11 @@ export class Versions {
         { head: "calibration", class: "num", cell: measure("calibration", 2) },
         { head: "step", class: "num", cell: (v) => whole(num(v.step)) },
         { head: "why", class: "wide", key: (v) => `${v.verdict} ${text(v.reason, 300)}`, cell: why },
-        { head: "", key: (v) => `${v.number} ${v.serving}`, cell: (v) => this.#button(v) },
+        {
+          head: "",
+          key: (v) => `${v.number} ${v.serving} ${v.pinned}`,
+          cell: (v) => this.#button(v),
+        },
       ],
       "Versions appear here every few seconds once the trainer has learned from its first samples; a gate then promotes each one or says why it holds it.",
       "cards",
@@ -48,6 +52,7 @@ export class Versions {
     const rows = records(versions.list, 20).map((v) => ({
       ...v,
       serving: serving !== null && v.number === serving,
+      pinned: versions.pinned === true,
     }));
     this.table.fill(rows);
     show(byId("rollback"), rows.length > 1);
@@ -62,21 +67,34 @@ export class Versions {
   }
 
   #button(v) {
-    if (v.serving || num(v.number) === null)
+    if ((v.serving && !v.pinned) || num(v.number) === null)
       return el("span", { class: "quiet-text" }, v.serving ? "serving" : "");
-    const button = el("button", { type: "button", "aria-label": `Promote version ${v.number}` }, "Promote…");
-    button.addEventListener("click", () => this.#promote(num(v.number)));
+    const verb = v.serving ? "Unpin" : "Promote";
+    const button = el("button", { type: "button", "aria-label": `${verb} version ${v.number}` }, `${verb}…`);
+    const move = v.serving ? this.#unpin : this.#promote;
+    button.addEventListener("click", () => move.call(this, num(v.number)));
     return button;
   }
 
   #promote(number) {
     this.#move({
       title: `Serve version ${number}?`,
-      what: "It becomes stable and is served within seconds, whatever the gate said of it. The gate goes on with the versions after it.",
+      what: "It becomes stable and is served within seconds, whatever the gate said of it, unless its weights are not finite. The gate goes on with the versions after it.",
       yes: `Promote v${number}`,
       path: "/api/promote",
       body: { number },
       done: `Version ${number} was promoted.`,
+    });
+  }
+
+  #unpin(number) {
+    this.#move({
+      title: `Unpin version ${number}?`,
+      what: "It goes on serving until the gate promotes a newer version, each compared with it. Versions written under the pin were not judged.",
+      yes: `Unpin v${number}`,
+      path: "/api/promote",
+      body: { number },
+      done: `Version ${number} is pinned no more.`,
     });
   }
 

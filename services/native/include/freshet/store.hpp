@@ -47,7 +47,7 @@ struct StoreSpec {
   std::array<bool, kConsumers> consumed{true, true};  // by publish, by flush
 };
 
-// Unique keys of a batch in one group, in order of their buckets.
+// Keys of a batch in one group, in order of their buckets: unique in a lookup, repeated in a push of several steps.
 struct Keys {
   const uint64_t* keys = nullptr;
   const uint8_t* tables = nullptr;
@@ -395,6 +395,7 @@ class Store {
     Counts counts;
     int64_t listed[kConsumers] = {};
   };
+  // Applies a push's gradients of one bucket, which the caller has locked.
   void apply_run(const PushGroup& push, Ahead& ahead, uint32_t bucket, uint32_t now_s, Stepped& sum) noexcept;
   void count(const Stepped& sum);
   void forget(Group& group, uint32_t bucket, uint32_t slot, bool& relist);
