@@ -129,7 +129,7 @@ class ActionColumns:
     keys: U64  # (N, 2) impression
     ids: U64  # (N, 2) hash of the event's id, or of its bytes
     masks: U32  # (N,) bit l: the condition of label l is met
-    values: F64  # (N, A) the action's input to each aggregate; NaN: null
+    values: F64  # (N, A) input to each aggregate, also where the label's bit in `masks` is 0; NaN: null
 
     def __len__(self) -> int:
         return len(self.offsets)
