@@ -12,6 +12,7 @@ from freshet.batches.grpc_client import RankAssignment, RemoteStream
 from freshet.config.avro.schema import Record
 from freshet.config.spec.layout import Layout
 from freshet.coordination.assignment import ShardMap
+from freshet.coordination.claim_rules import Claim
 from freshet.embedder.block_decoder import BlockDecoders
 from freshet.embedder.core import embedders_of, partitions_of_lane
 from freshet.embedder.lane import DenseApplied, LanePartitions
@@ -92,6 +93,7 @@ class FromEmbedders(_RemoteRows):
         super().__init__(rank)
         self._wire = wire
         self._wires = RowWires.of(rank.model.layout.scalars)
+        self._seen: tuple[Mapping[str, Claim], Mapping[int, str]] = ({}, {})  # claims, the owners by them
         self._stream: RemoteStream | None = None
         self._before = RankCounts()
 
@@ -145,7 +147,12 @@ class FromEmbedders(_RemoteRows):
         """Do nothing: streams close their connections."""
 
     def _owners(self) -> Mapping[int, str]:
-        return embedders_of(self._rank.claims.living())
+        living = self._rank.claims.living()
+        seen, owners = self._seen
+        if living is not seen:  # lanes read it for each batch
+            owners = embedders_of(living)
+            self._seen = living, owners
+        return owners
 
 
 class FromShards(_RemoteRows):

@@ -256,6 +256,7 @@ class ClaimBook:
         self._silent_s: dict[str, float] = {}
         self._alive_since: set[str] = set()  # things with a record of their owner since the last observation
         self._observed_s: float | None = None
+        self._living: Mapping[str, Claim] | None = None  # since the last record or observation
         self.changes = 0  # increases when an owner of a claim changes
         self.plan: Plan | None = None  # the newest
         self.loads: dict[str, Load] = {}  # membership lease -> the newest load
@@ -263,6 +264,7 @@ class ClaimBook:
 
     def apply(self, offset: int, record: Mapping[str, Any]) -> None:
         """Apply the next record of the log, parsed."""
+        self._living = None
         kind = record["kind"]
         if kind == "claim":
             self._apply_claims(offset, record["owner"], [(record["what"], record["replaces"])])
@@ -285,6 +287,7 @@ class ClaimBook:
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Start from a `state` record; records from its `upto` on are applied afterwards."""
+        self._living = None
         for thing, owner, fence, released in record["claims"]:
             self._claims[thing] = Claim(thing, owner, Fence(fence), released)
             self._mark_alive(thing)
@@ -295,6 +298,7 @@ class ClaimBook:
 
     def observe(self, now_s: float) -> None:
         """Count silence up to this instant of a monotonic clock, at which the log was read to its end."""
+        self._living = None
         if self._observed_s is not None:
             passed = min(now_s - self._observed_s, self._longest_gap_s)
             for thing in self._silent_s.keys() - self._alive_since:
@@ -315,8 +319,13 @@ class ClaimBook:
         return dict(self._claims)
 
     def living(self) -> Mapping[str, Claim]:
-        """Return the valid claims that are not released, of owners that were not silent for a lease."""
-        return {thing: claim for thing, claim in self._claims.items() if not self.claimable(thing)}
+        """Return the valid claims that are not released, of owners that were not silent for a lease.
+
+        It is the same object until a record or an observation follows: lanes read it for each batch.
+        """
+        if self._living is None:
+            self._living = {t: claim for t, claim in self._claims.items() if not self.claimable(t)}
+        return self._living
 
     def silent_s(self, thing: str) -> float:
         """Return the seconds for which the owner sent no record while the log could be read."""

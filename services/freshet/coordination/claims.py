@@ -249,8 +249,7 @@ class Claims:
     def snapshot(self) -> tuple[Mapping[str, Claim], Mapping[str, Claim]]:
         """Return the newest claim of each thing, and the living claims, of one moment."""
         with self._changed:
-            claims = self._book.claims()
-            return claims, {thing: claim for thing, claim in claims.items() if self._book.alive(thing)}
+            return self._book.claims(), self._book.living()
 
     def check(self) -> None:
         """Raise the error that has stopped the thread, if there is one: DataLost or Corrupt."""

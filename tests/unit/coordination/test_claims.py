@@ -94,6 +94,29 @@ def test_unclaimed_and_released_things_are_claimable_at_once() -> None:
     assert book.claimable("never seen")
 
 
+def test_living_claims_follow_records_and_silence() -> None:
+    book = book_of(claim_record("x", "a", None), claim_record("y", "b", None))
+    seen = [list(book.living())]
+
+    def apply(offset: int, record: bytes) -> None:
+        book.apply(offset, parse_record(record, "here"))
+        seen.append(list(book.living()))
+
+    apply(2, release_record("x", Fence(0)))
+    apply(3, claim_record("x", "c", Fence(0)))
+    at = watch(book, 0.0, 2.9)
+    assert book.living() is book.living()
+    apply(4, heartbeat_record([Fence(1)]))
+    watch(book, at, 0.5)
+    seen.append(list(book.living()))
+    book.restore(
+        parse_record(state_record(5, book_of(claim_record("z", "d", None)).claims().values(), None), "here")
+    )
+    seen.append(list(book.living()))
+
+    assert seen == [["x", "y"], ["y"], ["x", "y"], ["x", "y"], ["y"], ["y", "z"]]
+
+
 def test_a_release_of_an_earlier_claim_releases_nothing() -> None:
     book = book_of(
         claim_record("x", "a", None), claim_record("x", "b", Fence(0)), release_record("x", Fence(0))

@@ -314,6 +314,7 @@ class KafkaReader:
 
     def _forget(self, ahead: Ahead) -> None:
         self._ahead, self._fetching = ahead, False
+        self._places = [self._admin.place(at) for at in ahead.next]
         self._topics = {self._admin.name(topic): topic for topic in self._ids}
         self._awaited = set()
         self._together_until = 0.0
@@ -359,7 +360,7 @@ class KafkaReader:
             self._silent_since_s = None
 
     def _pass_markers(self) -> None:
-        for place in self._consumer.position([self._admin.place(at) for at in self._ahead.next]):
+        for place in self._consumer.position(self._places):
             if place.offset >= 0:
                 self._ahead.moved(TopicPartition(self._topics[place.topic], place.partition), place.offset)
 
