@@ -73,7 +73,7 @@ def show(number: int, folder: Path, as_json: bool) -> None:
 def promote(number: int, folder: Path, as_json: bool) -> None:
     """Serve this version whatever its verdict, and let the gate promote later ones again.
 
-    The number that is served now unpins it after a rollback. Weights that are not finite are refused.
+    After a rollback the number of `stable` lifts the pin. Weights that are not finite are refused.
     """
     _move(folder, number, pinned=False, as_json=as_json)
 

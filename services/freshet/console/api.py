@@ -326,7 +326,7 @@ _MOVES = (Answer(200, "it is done, and written to `<model>.versions`", (json(MOV
 PROMOTE = Endpoint(
     "POST",
     "/api/promote",
-    "Serve a version, whatever the gate said, and let the gate go on.",
+    "Serve a version whose weights are finite, whatever the gate said, and let the gate go on.",
     _MOVES,
     bodies=(json(record("PromoteRequest", {"number": integer(minimum=0)}), {"number": 12}),),
     scope="operate",
@@ -334,8 +334,8 @@ PROMOTE = Endpoint(
 ROLLBACK = Endpoint(
     "POST",
     "/api/rollback",
-    "Serve an older version, without a number the last promoted one but never 0, the untrained model; stay "
-    "there until a promote.",
+    "Serve an older version, without a number the last that the gate promoted, but never 0, the untrained "
+    "model; stay there until a promote.",
     _MOVES,
     bodies=(json(record("RollbackRequest", {}, {"number": nullable(integer(minimum=0))}), {"number": 11}),),
     scope="operate",

@@ -49,10 +49,11 @@ export class Versions {
   update(state) {
     const versions = record(state.versions);
     const serving = num(versions.serving);
-    const rows = records(versions.list, 20).map((v) => ({
+    const stable = num(record(versions.aliases).stable);
+    const rows = records(versions.list, 50).map((v) => ({
       ...v,
       serving: serving !== null && v.number === serving,
-      pinned: versions.pinned === true,
+      pinned: versions.pinned === true && stable !== null && v.number === stable,
     }));
     this.table.fill(rows);
     show(byId("rollback"), rows.length > 1);
@@ -69,9 +70,9 @@ export class Versions {
   #button(v) {
     if ((v.serving && !v.pinned) || num(v.number) === null)
       return el("span", { class: "quiet-text" }, v.serving ? "serving" : "");
-    const verb = v.serving ? "Unpin" : "Promote";
+    const verb = v.pinned ? "Unpin" : "Promote";
     const button = el("button", { type: "button", "aria-label": `${verb} version ${v.number}` }, `${verb}…`);
-    const move = v.serving ? this.#unpin : this.#promote;
+    const move = v.pinned ? this.#unpin : this.#promote;
     button.addEventListener("click", () => move.call(this, num(v.number)));
     return button;
   }
