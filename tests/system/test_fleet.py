@@ -218,7 +218,7 @@ class Run:
         assert list(wrong) == []
         assert list(audit.against_offsets(ends, folder, spec)) == []
         assert list(audit.against_rows(books, folder, spec, untouched)) == []
-        assert list(audit.against_dense(books, folder)) == []
+        assert list(audit.against_dense(books, folder, lossy=lossy)) == []
         assert _errors(askers, storm) == {}
         assert _held_up_training(storm) == []
         unexplained = [end for end in storm.ended if "Unavailable" not in end]
