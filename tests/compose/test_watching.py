@@ -28,6 +28,7 @@ EMPTY = {
     "freshet_shard_unwritten_seconds": "rows are in shards of their own here",
     "freshet_shard_not_finite_gradients_total": "rows are in shards of their own here",
     "freshet_shard_evicted_rows_total": "rows are in shards of their own here",
+    "freshet_shard_ssd_full": "rows are in shards of their own here",
     "freshet_shard_max_rows": "rows are in shards of their own here",
     'freshet_shard_rows{table!="crosses"}': "rows are in shards of their own here",
     "freshet_trainer_refused_total": "embedders decode samples here",

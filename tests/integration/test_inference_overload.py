@@ -139,7 +139,8 @@ GONE_SECONDS: dict[Callable[..., Any], str] = {
 def test_all_endpoints_refuse_alike_before_they_read(
     busy: Busy, first: Callable[[Busy], tuple[int, str, str]]
 ) -> None:
-    assert busy.figure('freshet_inference_shed_total{why="wait"}') == 0.0, "a series from the start"
+    for why in ('shed_total{why="wait"}', 'defaulted_rows_total{why="late"}'):
+        assert busy.figure(f"freshet_inference_{why}") == 0.0, "a series from the start"
     busy.hold()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(first, busy)

@@ -27,7 +27,7 @@ from freshet.features import Decoded, DecodedRequests
 from freshet.http.messages import ClientGoneError
 from freshet.inference import metrics
 from freshet.inference.pipeline import Encoded, Lookup, Pipeline, Scored
-from freshet.inference.row_reads import RowReads, RowsOnDisk, RowsRead, Unread
+from freshet.inference.row_reads import DEFAULTED_WHYS, RowReads, RowsOnDisk, RowsRead, Unread
 from freshet.inference.rows import RowFollower
 from freshet.inference.versions import ServingVersion, VersionFollower
 
@@ -377,7 +377,8 @@ class RequestCounts:
         self._unknown = metrics.UNKNOWN_ROWS.counter(registry)
         self._unknown_of: dict[str, Counter] = {}  # cached: `labels` costs more than `inc`
         self._explored = metrics.EXPLORED.counter(registry)
-        self._defaulted = metrics.DEFAULTED_ROWS.counter(registry)
+        defaulted = metrics.DEFAULTED_ROWS.counter(registry)
+        self._defaulted = {why: defaulted.labels(why) for why in DEFAULTED_WHYS}  # from 0 on, for the alert
 
     def scored(self, scored: Scored) -> None:
         """Count a scored request."""
@@ -390,7 +391,7 @@ class RequestCounts:
                 counter = self._unknown_of[feature] = self._unknown.labels(feature)
             counter.inc(n)
         for why, n in scored.defaulted.items():
-            self._defaulted.labels(why).inc(n)
+            self._defaulted[why].inc(n)
 
     def explored(self) -> None:
         """Count a request that was ordered at random."""
