@@ -116,7 +116,7 @@ CODES = (
     ErrorCode("no_such_version", 404, "no such version is stored", "see `expected` for those there are"),
     ErrorCode("method_not_allowed", 405, "the path has no such method", "use one that `Allow` names"),
     ErrorCode("body_timeout", 408, "the body did not arrive in time", "send it again, in smaller pieces"),
-    ErrorCode("version_damaged", 409, "its weights are damaged or not finite", "choose another version"),
+    ErrorCode("version_damaged", 409, "the weights are damaged or not finite", "choose another version"),
     ErrorCode("body_too_large", 413, "the body has too many bytes", "send smaller batches"),
     ErrorCode("too_large", 413, "too many events or candidates at once", "send smaller batches"),
     ErrorCode("content_type", 415, "bodies of this kind are not taken", "use one of those in `expected`"),
