@@ -43,9 +43,10 @@ from freshet.coordination.claims import Claims
 from freshet.embedder.core import embedders_of, rows_of_blocks
 from freshet.log import EventLog
 from freshet.log.context import ModelContext
+from freshet.process.ports import lease_ports
 from freshet.testing.conditions import wait_until
 from freshet.types import TopicPartition
-from tests.servers.processes import Process, lasting_ports
+from tests.servers.processes import Process
 
 START_S = 60.0
 FAR = "127.0.0.2"
@@ -114,7 +115,7 @@ class Apart:
 
     @contextlib.contextmanager
     def _shard(self, number: int, file: Path, folder: Path) -> Iterator[Process]:
-        (port,) = lasting_ports(1)
+        (port,) = lease_ports(1)
         near, far = f"127.0.0.1:{port}", f"{FAR}:{port}"
         own = {"NAME": f"shard-{number}", "PORT": str(port), "ADMIN_PORT": "0"}
         if self.delay_ms is not None:

@@ -32,7 +32,7 @@ from freshet.apps.local import Local
 from freshet.config.settings import RunFolder
 from freshet.demo import write_spec
 from freshet.log import EventLog
-from freshet.process.ports import free_ports
+from freshet.process.ports import lease_ports
 from freshet.terminal import table
 from freshet.types import TopicPartition
 
@@ -113,7 +113,7 @@ def play(seed: int, minutes: float, rate: float) -> dict[str, Any]:
 
 def watch(system: Local, seed: int, minutes: float, rate: float) -> dict[str, Any]:
     """Run the simulator beside a system, and collect its figures and the trainer's."""
-    port = free_ports(1)[0]
+    port = lease_ports(1)[0]
     environment = {
         **os.environ,
         "FRESHET_GATEWAY_PORT": str(system.ports["gateway"]),

@@ -30,7 +30,7 @@ from bench.machine import cpu_s
 from bench.report import Figures, command
 from bench.services import ready_service, running
 from freshet.adapters import open_eventlog
-from freshet.process.ports import free_ports
+from freshet.process.ports import lease_ports
 from freshet.types import TopicPartition
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +63,7 @@ def bare_uvicorn() -> Iterator[Server]:
 @contextmanager
 def gateway(folder: Path, more: Mapping[str, str] | None = None) -> Iterator[Server]:
     """Run a gateway with its log under `folder`; `more` holds further variables of its environment."""
-    port = free_ports(1)[0]
+    port = lease_ports(1)[0]
     words = [sys.executable, "-m", "freshet", "run", "gateway", str(QUICKSTART), "--folder", str(folder)]
     environment = {**os.environ, "FRESHET_GATEWAY_PORT": str(port), **(more or {})}
     with ready_service(words, environment, port, quiet=True) as process:

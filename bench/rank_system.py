@@ -26,7 +26,7 @@ from freshet.config.spec.parse import load_spec
 from freshet.features import JsonTranscoder, SampleColumns, encode_blocks
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.log.topics import ensure_topics
-from freshet.process.ports import free_ports
+from freshet.process.ports import lease_ports
 from freshet.testing.conditions import wait_until
 from freshet.types import Append, BytesColumn
 from tests.fixtures.serving import FEED
@@ -113,7 +113,7 @@ def system(folder: Path, settings: dict[str, str] | None = None) -> Iterator[Sys
     spec = folder / "freshet.toml"
     shutil.copy(FEED / "freshet.toml", spec)
     roles = ("trainer", "inference")
-    ports = dict(zip(roles, free_ports(len(roles)), strict=True))
+    ports = dict(zip(roles, lease_ports(len(roles)), strict=True))
     environment = {
         **os.environ,
         **{PORT_SETTINGS[role]: str(port) for role, port in ports.items()},

@@ -33,7 +33,7 @@ from typing import Any
 from bench.demo_seeds import LAST_CLICKS_S, LOOK_S, WINDOW_S, Windows, simulator_status
 from bench.report import Figures, command
 from freshet.demo import write_spec
-from freshet.process.ports import free_ports
+from freshet.process.ports import lease_ports
 from tests.fixtures.fleet import Fleet
 from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster
@@ -126,7 +126,7 @@ def start(
     fleet = Fleet(spec, folder, stores, COUNTS)
     stack.callback(fleet.kill)
     fleet.start()
-    (port,) = free_ports(1)
+    (port,) = lease_ports(1)
     ports = {role: fleet.url(f"{role}-0").rpartition(":")[2] for role in ("gateway", "inference")}
     environment = {
         **os.environ,

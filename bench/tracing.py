@@ -33,7 +33,7 @@ from bench.rounds import turns
 from bench.services import ready_service
 from bench.workload import Workload
 from freshet.config.settings import load_settings
-from freshet.process.ports import free_ports
+from freshet.process.ports import lease_ports
 from freshet.process.telemetry import start_traces
 from tests.servers.otlp import receiver
 
@@ -124,7 +124,7 @@ def of_rank(environments: Mapping[str, dict[str, str]], rounds: int, seconds: in
 @contextlib.contextmanager
 def inference(folder: Path, more: Mapping[str, str]) -> Iterator[Server]:
     """Run one more inference server of a system's model."""
-    port = free_ports(1)[0]
+    port = lease_ports(1)[0]
     environment = {
         **os.environ,
         "FRESHET_INFERENCE_PORT": str(port),

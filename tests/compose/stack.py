@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from freshet.process.ports import lease_ports
 from tests.fixtures.members import Members
-from tests.servers.processes import lasting_ports
 
 ROOT = Path(__file__).parents[2]
 WHOLE, SMALL = ROOT / "docker-compose.yml", ROOT / "compose.small.yml"
@@ -57,7 +57,7 @@ class Stack(Members):
         )
         self._files = [WHOLE, *([SMALL] if small else []), *([TOKENS] if tokens else []), OURS]
         ports = dict(
-            zip(("GATEWAY", "INFERENCE", "CONSOLE", "PROMETHEUS", "KAFKA"), lasting_ports(5), strict=True)
+            zip(("GATEWAY", "INFERENCE", "CONSOLE", "PROMETHEUS", "KAFKA"), lease_ports(5), strict=True)
         )
         self.gateway = f"http://127.0.0.1:{ports['GATEWAY']}"
         self.inference = f"http://127.0.0.1:{ports['INFERENCE']}"

@@ -25,9 +25,9 @@ from pathlib import Path
 
 from freshet.apps.supervision import is_ready
 from freshet.config.settings import variables
+from freshet.process.ports import lease_ports
 from freshet.testing.conditions import wait_until
 from tests.fixtures.pages import Block
-from tests.servers.processes import lasting_ports
 
 LONG_S = 180.0
 """How long a block may take, on a machine three times slower than ours: what needs longer is left out."""
@@ -51,7 +51,7 @@ class Reader:
             for v in variables()
             if v.name.endswith("_PORT") and v.option.default
         }
-        free = lasting_ports(len(names))
+        free = lease_ports(len(names))
         self.ports = dict(zip(names.values(), free, strict=True))
         binaries = self.folder / ".bin"
         binaries.mkdir(parents=True)

@@ -32,12 +32,12 @@ from freshet.config.spec.parse import parse_spec
 from freshet.gateway.service import Gateway, codecs_of, run
 from freshet.log import EventLog
 from freshet.log.sqlite.event_log import open_url
+from freshet.process.ports import lease_ports
 from freshet.rpc.protobuf import GATEWAY, messages
 from freshet.testing.clock import SettableClock
 from freshet.types import TopicPartition
 from tests.fixtures.serving import running, settings
 from tests.fuzz.bodies import Event, events_of, mutated, random_body
-from tests.servers.processes import lasting_ports
 
 AT_ONCE, CHUNK = 48, 2_000
 """Bodies under way at once, so that appends are shared; and bodies that are made before they are sent."""
@@ -165,7 +165,7 @@ def expected(role: str, body: bytes) -> list[Event]:
 @contextmanager
 def opened(folder: Path, spec: Spec = SPEC, schemas: Mapping[str, Record] = SCHEMAS) -> Iterator[Doors]:
     """A gateway of this spec with a log in this folder, and connections to it."""
-    [port], clock = lasting_ports(1), SettableClock(NOW_MS)
+    [port], clock = lease_ports(1), SettableClock(NOW_MS)
     made = settings(gateway_grpc_port=str(port))
     log = open_url(f"sqlite:{folder}/log")
 

@@ -20,8 +20,8 @@ from freshet.apps.pipeline import Pipeline
 from freshet.cli.rows import command
 from freshet.config.settings import load_settings
 from freshet.config.spec.model import Spec
+from freshet.process.ports import lease_ports
 from freshet.testing.conditions import wait_until
-from tests.servers.processes import lasting_ports
 
 WITHIN_S = 30.0
 
@@ -64,7 +64,7 @@ def test_a_trainer_with_damaged_rows_waits_for_their_repair(
 ) -> None:
     monkeypatch.setattr(trainer, "REPAIR_POLL_S", 0.2)
     spec = trained(tmp_path)
-    [port] = lasting_ports(1)
+    [port] = lease_ports(1)
     settings = load_settings({"FRESHET_TRAINER_ADMIN_PORT": str(port)}, run_folder=tmp_path)
     damage(tmp_path / "rows" / "rows.sqlite")
     stop, failures = threading.Event(), list[BaseException]()
@@ -101,7 +101,7 @@ def test_a_trainer_with_damaged_rows_waits_for_their_repair(
 
 def test_a_trainer_that_waits_for_repair_stops_at_a_signal(tmp_path: Path) -> None:
     spec = trained(tmp_path)
-    [port] = lasting_ports(1)
+    [port] = lease_ports(1)
     settings = load_settings({"FRESHET_TRAINER_ADMIN_PORT": str(port)}, run_folder=tmp_path)
     damage(tmp_path / "rows" / "rows.sqlite")
     stop = threading.Event()

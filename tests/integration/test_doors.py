@@ -20,6 +20,7 @@ from freshet.client import Client
 from freshet.errors import BadInput
 from freshet.http.admin import Admin
 from freshet.observability.audit import read_audit
+from freshet.process.ports import lease_ports
 from freshet.rpc.protobuf import GATEWAY, OIP, messages
 from freshet.testing.conditions import wait_for
 from tests.fixtures.gateway import Running as Gateway
@@ -30,7 +31,6 @@ from tests.fixtures.serving import TOKEN, bearer, write_tokens
 from tests.integration.console_world import TOKEN as CONSOLE_TOKEN
 from tests.integration.console_world import ConsoleWorld
 from tests.servers.certificates import issued
-from tests.servers.processes import lasting_ports
 
 __all__ = ["start"]  # the fixture
 
@@ -267,7 +267,7 @@ def test_the_python_client_shows_its_token(gateway: Gateway, inference: Inferenc
 
 
 def test_grpc_requires_the_same_tokens(start: Callable[..., Gateway], tokens: Path) -> None:
-    port, m = lasting_ports(1)[0], messages(GATEWAY)
+    port, m = lease_ports(1)[0], messages(GATEWAY)
     gateway = start(gateway_grpc_port=str(port), common_tokens_file=str(tokens))
     asked = m.PutRequest(stream=1, encoding=1, body=EVENT).SerializeToString()
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -296,7 +296,7 @@ def test_grpc_requires_the_same_tokens(start: Callable[..., Gateway], tokens: Pa
 
 
 def test_an_open_stream_ends_when_its_token_is_removed(start: Callable[..., Gateway], tokens: Path) -> None:
-    port, m = lasting_ports(1)[0], messages(GATEWAY)
+    port, m = lease_ports(1)[0], messages(GATEWAY)
     gateway = start(gateway_grpc_port=str(port), common_tokens_file=str(tokens))
     answers: list[Any] = []
 
@@ -317,7 +317,7 @@ def test_an_open_stream_ends_when_its_token_is_removed(start: Callable[..., Gate
 
 def test_inference_over_grpc_limits_access_and_size(tmp_path: Path, tokens: Path) -> None:
     """Its settings of certificates, tokens and size reach the listener; health needs no token."""
-    port, m = lasting_ports(1)[0], messages(OIP)
+    port, m = lease_ports(1)[0], messages(OIP)
     world = trained(tmp_path / "world", greedy(SPEC))
     files = issued(trustme.CA(), tmp_path)
     settings = {f"inference_grpc_{part}_file": str(getattr(files, part)) for part in ("ca", "cert", "key")}
@@ -455,7 +455,7 @@ def test_no_path_leads_out_of_the_models_there_are(inference: Inference, path: s
 
 
 def test_a_grpc_call_without_its_message_is_given_up(start: Callable[..., Gateway]) -> None:
-    port, m = lasting_ports(1)[0], messages(GATEWAY)
+    port, m = lease_ports(1)[0], messages(GATEWAY)
     gateway = start(gateway_grpc_port=str(port), gateway_body_timeout="2s")
     hold = threading.Event()
 
@@ -545,7 +545,7 @@ def test_clients_behind_a_known_proxy_are_distinct(start: Callable[..., Gateway]
 
 
 def test_rankings_are_limited_over_http_and_grpc_together(tmp_path: Path) -> None:
-    port, m = lasting_ports(1)[0], messages(OIP)
+    port, m = lease_ports(1)[0], messages(OIP)
     world = trained(tmp_path / "world", greedy(SPEC))
     asked = m.ModelReadyRequest(name=SPEC.name).SerializeToString()
     with (
@@ -579,7 +579,7 @@ def test_deeper_nesting_than_is_written_is_the_client_s_error(gateway: Gateway, 
 
 
 def test_on_a_stream_each_message_counts(start: Callable[..., Gateway]) -> None:
-    port, m = lasting_ports(1)[0], messages(GATEWAY)
+    port, m = lease_ports(1)[0], messages(GATEWAY)
     start(gateway_grpc_port=str(port), gateway_client_requests_per_s="2")
     asked = [
         m.PutRequest(id=i, stream=1, encoding=1, body=orjson.dumps(ranked(i))).SerializeToString()

@@ -14,8 +14,9 @@ import pytest
 import redis
 from redis.crc import key_slot
 
+from freshet.process.ports import lease_ports
 from freshet.testing.conditions import wait_until
-from tests.servers.processes import Process, lasting_ports
+from tests.servers.processes import Process
 
 pytestmark = pytest.mark.redis
 
@@ -33,7 +34,7 @@ class Node:
     def __init__(self, folder: Path, secrets: Path) -> None:
         self.data = folder
         self.data.mkdir()
-        self.port, bus = lasting_ports(2)
+        self.port, bus = lease_ports(2)
         options = ["--port", self.port, "--cluster-port", bus, "--bind", "127.0.0.1", "--appendfsync", "no"]
         options += ["--repl-diskless-sync-delay", 0, "--repl-ping-replica-period", 1]
         self._process = Process(

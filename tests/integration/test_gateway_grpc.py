@@ -17,6 +17,7 @@ import trustme
 
 from freshet.errors import Unavailable
 from freshet.log.schema_ids import frame
+from freshet.process.ports import lease_ports
 from freshet.rpc.protobuf import GATEWAY, messages
 from freshet.testing.conditions import wait_for
 from freshet.types import TopicPartition
@@ -24,7 +25,6 @@ from tests.fixtures.gateway import Running, action, avro, ranked, start
 from tests.fixtures.serving import TOKEN, write_tokens
 from tests.integration.hostile import MESSAGES, hostile
 from tests.servers.certificates import issued
-from tests.servers.processes import lasting_ports
 
 __all__ = ["start"]  # the fixture
 
@@ -57,7 +57,7 @@ class Talk:
 
 @pytest.fixture
 def port() -> int:
-    return lasting_ports(1)[0]
+    return lease_ports(1)[0]
 
 
 @pytest.fixture

@@ -17,12 +17,12 @@ import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from freshet.process.ports import lease_ports
 from freshet.rpc.protobuf import OIP, messages
 from freshet.testing.conditions import wait_for
 from tests.fixtures.inference import COLUMNS, SPEC, Running, greedy, serving, trained
 from tests.integration.hostile import MESSAGES, hostile
 from tests.integration.oip_clients import KSERVE
-from tests.servers.processes import lasting_ports
 
 M = messages(OIP)
 DEADLINE_S = 20.0
@@ -30,7 +30,7 @@ DEADLINE_S = 20.0
 
 @pytest.fixture(scope="module")
 def port() -> int:
-    return lasting_ports(1)[0]
+    return lease_ports(1)[0]
 
 
 @pytest.fixture(scope="module")

@@ -22,11 +22,11 @@ import pytest
 from tritonclient.utils import np_to_triton_dtype
 
 from freshet.inference.scoring import Batcher
+from freshet.process.ports import lease_ports
 from freshet.rpc.protobuf import OIP, messages
 from freshet.testing.conditions import wait_for
 from tests.fixtures.inference import CANDIDATES, COLUMNS, CONTEXT, SPEC, Running, greedy, serving, trained
 from tests.fixtures.serving import JSON
-from tests.servers.processes import lasting_ports
 
 M = messages(OIP)
 DEADLINE_S = 20.0
@@ -118,7 +118,7 @@ def busy_server(folder: Path, monkeypatch: pytest.MonkeyPatch, **variables: str)
 
     monkeypatch.setattr(Batcher, "_turn", held_turn)
     world = trained(folder, greedy(SPEC))
-    (port,) = lasting_ports(1)
+    (port,) = lease_ports(1)
     with serving(world, inference_grpc_port=str(port), **variables) as server:
         wait_for(lambda: server.get("/health/ready").status_code == 200)
         yield Busy(server, port, held, waits)

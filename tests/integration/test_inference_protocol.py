@@ -15,11 +15,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from freshet.process.ports import lease_ports
 from freshet.testing.conditions import wait_for
 from tests.fixtures.inference import SPEC, Running, greedy, serving, trained
 from tests.integration import oip_clients
 from tests.integration.oip_clients import KSERVE
-from tests.servers.processes import lasting_ports
 
 PAGE = Path(__file__).parents[2] / "docs" / "inference-protocol.md"
 BEGIN, END = "<!-- clients: begin -->\n", "<!-- clients: end -->"
@@ -29,7 +29,7 @@ CLIENTS = (*TRITON, "kserve REST", "kserve gRPC")
 
 @pytest.fixture(scope="module")
 def grpc_port() -> int:
-    return lasting_ports(1)[0]
+    return lease_ports(1)[0]
 
 
 @pytest.fixture(scope="module")

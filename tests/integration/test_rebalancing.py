@@ -15,6 +15,7 @@ import pytest
 
 from freshet.coordination.assignment import slices_of
 from freshet.errors import Unavailable
+from freshet.process.ports import lease_ports
 from freshet.rows.service import KeyGroup
 from freshet.types import I64, bucket_of
 from tests.integration.shard_run import (
@@ -28,7 +29,6 @@ from tests.integration.shard_run import (
     wait_for,
 )
 from tests.servers.kafka import Kafka
-from tests.servers.processes import lasting_ports
 from tests.servers.redis_cluster import RedisCluster
 
 SLICES = list(slices_of(SPEC.buckets).values())
@@ -102,7 +102,7 @@ def test_hot_slices_are_shared_on_kafka_and_redis(
 def share_hot_slices(run: Run) -> None:
     """One shard has all of the hot slices; some of them move to the other under pushes, none of which is lost
     or doubled."""
-    (port,) = lasting_ports(1)
+    (port,) = lease_ports(1)
     run.start("a", settings=QUICK | {"FRESHET_PARAMSERVER_ADMIN_PORT": str(port)})
     run.start("b", settings=QUICK)
     run.wait_for_owners(2)
@@ -131,7 +131,7 @@ def share_hot_slices(run: Run) -> None:
 
 
 def test_a_full_shard_trains_on_once_another_takes_slices(run: Run) -> None:
-    (port,) = lasting_ports(1)
+    (port,) = lease_ports(1)
     limited = {"FRESHET_PARAMSERVER_MEMORY_BYTES": str(LIMIT), "FRESHET_PARAMSERVER_ADMIN_PORT": str(port)}
     run.start("a", settings=QUICK | limited)
     run.wait_for_owners(1)

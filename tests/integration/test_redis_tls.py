@@ -10,10 +10,10 @@ import trustme
 
 from freshet.adapters import open_rowstore
 from freshet.errors import ConfigError, Unavailable
+from freshet.process.ports import lease_ports
 from freshet.rows.store import RowStore
 from tests.fixtures.bucket_owner import Owner
 from tests.servers.certificates import Files, issued
-from tests.servers.processes import lasting_ports
 from tests.servers.redis_cluster import RedisServer
 
 PASSWORD = "s3cret"
@@ -34,7 +34,7 @@ def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Fi
 @pytest.fixture(scope="module")
 def port(files: Files, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of a server that requires a certificate of the authority, and the user `freshet`."""
-    (port,) = lasting_ports(1)
+    (port,) = lease_ports(1)
     (rights,) = (
         line.removeprefix("ACL SETUSER ").replace("<password>", PASSWORD)
         for line in Path("docs/redis.md").read_text().splitlines()

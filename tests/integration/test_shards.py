@@ -17,6 +17,7 @@ import pytest
 
 from freshet.adapters import open_rowstore
 from freshet.errors import Refused, Unavailable
+from freshet.process.ports import lease_ports
 from freshet.rows.grpc.client import RemoteRows
 from freshet.rows.service import KeyGroup, Push
 from freshet.types import U64, Bucket, Fence, OffsetRange, TimeMs, bucket_of
@@ -33,7 +34,7 @@ from tests.integration.shard_run import (
     stored,
     wait_for,
 )
-from tests.servers.processes import Process, lasting_ports, stop_between_transactions
+from tests.servers.processes import Process, stop_between_transactions
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_a_shard_that_goes_is_replaced_and_every_sum_is_exact(run: Run, what_hap
 def test_pushes_wait_while_a_link_is_down_and_sums_stay_exact(
     run: Run, tmp_path: Path, cut: Callable[[Process], None]
 ) -> None:
-    (port,) = lasting_ports(1)
+    (port,) = lease_ports(1)
     addresses = [f"127.0.0.2:{port}", f"127.0.0.1:{port}"]  # the shard is known by the first one
     link = Process([sys.executable, "-m", "tests.servers.slow_link", *addresses], tmp_path / "link.log")
     joined: list[bool] = []

@@ -28,8 +28,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from freshet.process.ports import lease_ports
 from tests.servers.certificates import issued
-from tests.servers.processes import Process, lasting_ports, run_to_end
+from tests.servers.processes import Process, run_to_end
 
 _ROOT = Path(__file__).parents[2]
 _START_S = 180.0
@@ -74,7 +75,7 @@ class Kafka:
             joins: node 1 of a cluster, its controller; this becomes node 2, a broker only.
             environment: variables of the broker's process, beside the present ones.
         """
-        self.port, self.secure_port, self._controller_port = lasting_ports(3)
+        self.port, self.secure_port, self._controller_port = lease_ports(3)
         self._cluster_id = urlsafe_b64encode(uuid4().bytes).decode().rstrip("=")
         folder.mkdir(parents=True, exist_ok=True)
         self.certificate = folder / "ca.pem"

@@ -3,20 +3,14 @@ pid."""
 
 from __future__ import annotations
 
-import fcntl
 import os
-import random
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -29,48 +23,6 @@ _STOP_S = 30.0
 _CHILDREN_S = 2.0
 
 _TAIL_CHARS = 4000
-
-
-_LASTING = range(15_000, 32_000)
-"""Below the ports that the system gives to clients (from 32,768 on)."""
-
-
-_leased: set[int] = set()
-
-
-def lasting_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that are free and stay this process's until it ends, also while its server is down.
-
-    Workers and other runs of the suite ask for ports at the same time, so each port is leased by a lock on
-    its byte of one file; the kernel releases the locks of a process that ends. The ports lie outside the
-    range of clients: a client that retries a dead server at a port of that range connects to itself one day,
-    and holds the port.
-    """
-    found: list[int] = []
-    while len(found) < count:
-        port = random.choice(_LASTING)
-        with socket.socket() as trial, suppress(OSError):
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind(("127.0.0.1", port))
-            found += [port] if lease_port(port) else []
-    return found
-
-
-def lease_port(port: int) -> bool:
-    """Take the port for this process, or return False if this or another process has taken it."""
-    if port in _leased:
-        return False
-    with suppress(OSError):
-        fcntl.lockf(_leases(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
-        _leased.add(port)
-    return port in _leased
-
-
-@cache
-def _leases() -> int:
-    """The open file of the leases. It is never closed: closing any handle of a file gives up its locks."""
-    file = Path(tempfile.gettempdir()) / f"freshet-test-ports-{os.getuid()}"
-    return os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 class Process:

@@ -13,8 +13,9 @@ from typing import Any
 import redis
 from redis.crc import key_slot
 
+from freshet.process.ports import lease_ports
 from freshet.testing.conditions import wait_until
-from tests.servers.processes import Process, lasting_ports, run_to_end
+from tests.servers.processes import Process, run_to_end
 
 MASTERS = 3
 NODE_TIMEOUT_MS = 2000
@@ -31,7 +32,7 @@ class RedisServer:
         """Prepare the folder; nothing runs yet. `options` go before ours."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self.port, self._bus_port = lasting_ports(2)
+        self.port, self._bus_port = lease_ports(2)
         settings = {
             "port": str(self.port),
             "bind": "127.0.0.1",

@@ -17,14 +17,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tests.servers.processes import Process, lasting_ports
+from freshet.process.ports import lease_ports
+from tests.servers.processes import Process
 
 
 class SchemaRegistryServer:
     """The server; stopped or killed, it starts anew at the same port, without schemas."""
 
     def __init__(self, folder: Path, authorization: str = "") -> None:
-        [self.port] = lasting_ports(1)
+        [self.port] = lease_ports(1)
         self._authorization = authorization
         root = Path(__file__).parents[2]
         self._process = Process(

@@ -17,10 +17,10 @@ from freshet.apps.ports import PORT_SETTINGS
 from freshet.apps.status import collect
 from freshet.config.settings import RunFolder
 from freshet.http.service_client import figures_of
+from freshet.process.ports import lease_ports
 from freshet.process.process_info import birth_of
 from freshet.process.run_state import read_run
 from freshet.testing.conditions import wait_until
-from tests.servers.processes import lasting_ports
 
 NAMES = (*PORT_SETTINGS, "simulator")
 READY_S = 60.0
@@ -32,7 +32,7 @@ class Demo:
     def __init__(self, folder: Path, *, rate: int, seed: int | None = None) -> None:
         self.folder, self._arguments = folder, ["--rate", str(rate)]
         self._first = [] if seed is None else ["--seed", str(seed)]
-        self.ports = dict(zip(NAMES, lasting_ports(len(NAMES)), strict=True))
+        self.ports = dict(zip(NAMES, lease_ports(len(NAMES)), strict=True))
         self._said = folder.with_suffix(".out")
         self._process: subprocess.Popen[bytes] | None = None
 

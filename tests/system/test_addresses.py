@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from freshet.apps.local import local
+from freshet.process.ports import lease_ports
 from freshet.testing.conditions import wait_until
-from tests.servers.processes import lasting_ports
 
 pytestmark = pytest.mark.system
 
@@ -35,7 +35,7 @@ def freshet(*arguments: str, said: str = "") -> str:
 def test_a_run_is_found_at_the_address_that_it_listens_on(
     bound: str, host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, (events, scores) = tmp_path / "run", lasting_ports(2)
+    folder, (events, scores) = tmp_path / "run", lease_ports(2)
     monkeypatch.setenv("FRESHET_COMMON_BIND_ADDRESS", bound)
     monkeypatch.setenv("FRESHET_GATEWAY_GRPC_PORT", str(events))
     monkeypatch.setenv("FRESHET_INFERENCE_GRPC_PORT", str(scores))

@@ -15,12 +15,13 @@ from typing import Any
 import httpx
 import pytest
 
+from freshet.process.ports import lease_ports
 from freshet.testing.conditions import wait_until, wait_until_nothing_differs
 from tests.fixtures.commands import LEDGER
 from tests.fixtures.fleet import Fleet
 from tests.fixtures.traffic import Asker, Traffic
 from tests.servers.kafka import Kafka
-from tests.servers.processes import Process, lasting_ports
+from tests.servers.processes import Process
 from tests.servers.redis_cluster import RedisCluster
 
 COUNTS = {"joiner": 2, "paramserver": 2, "embedder": 2, "trainer": 2, "inference": 2, "gateway": 2}
@@ -48,7 +49,7 @@ class Console:
     """A console process beside a fleet, with the addresses of the others."""
 
     def __init__(self, fleet: Fleet, folder: Path, stores: Mapping[str, str]) -> None:
-        self._port = lasting_ports(1)[0]
+        self._port = lease_ports(1)[0]
         secret = folder / "secret"
         secret.write_text(f"{TOKEN}\n")
         services = [

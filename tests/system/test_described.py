@@ -27,12 +27,12 @@ from freshet.http.authenticator import AUTH_METRICS
 from freshet.http.endpoint import Endpoint
 from freshet.observability.metrics import Metric
 from freshet.paramserver.service import STORE_METRICS
+from freshet.process.ports import lease_ports
 from freshet.process.telemetry import PROCESS_METRICS
 from freshet.testing.conditions import wait_until
 from freshet.types import TopicPartition
 from ops.reference.http_page import APIS
 from ops.reference.metrics_page import SERVICES
-from tests.servers.processes import lasting_ports
 
 pytestmark = pytest.mark.system
 
@@ -61,7 +61,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("described")
     spec_file = write_spec(folder / "spec")
     with local(load_spec(spec_file), folder=folder / "run", console=True) as system:
-        [admin] = lasting_ports(1)
+        [admin] = lease_ports(1)
         environment = {PORT_SETTINGS[name]: str(port) for name, port in system.ports.items()}
         readers = subprocess.Popen(
             [
@@ -93,7 +93,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 @contextmanager
 def beside(spec_file: Path, folder: Path) -> Iterator[Mapping[str, int]]:
     """Services that `freshet up` does not start, in a run of their own; {service: port of /metrics}."""
-    ports = dict(zip(BESIDE, lasting_ports(len(BESIDE)), strict=True))
+    ports = dict(zip(BESIDE, lease_ports(len(BESIDE)), strict=True))
     started = {}
     for role, port in ports.items():
         own = {f"FRESHET_{role.upper()}_ADMIN_PORT": str(port), f"FRESHET_{role.upper()}_PORT": "0"}

@@ -16,10 +16,10 @@ from freshet.demo import write_spec
 from freshet.demo.service import Simulator, run
 from freshet.demo.start_time import RunStart
 from freshet.errors import ConfigError
+from freshet.process.ports import lease_ports
 from freshet.testing.conditions import wait_until
 from tests.fixtures.commands import status, told_by
 from tests.fixtures.readers import WORLD, kill, readers, settings_of
-from tests.servers.processes import lasting_ports
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
@@ -100,7 +100,7 @@ def test_a_simulator_goes_on_with_its_seed_and_refuses_another(tmp_path: Path) -
 
 def test_health_metrics_and_status_are_served(tmp_path: Path) -> None:
     services = ("GATEWAY_PORT", "INFERENCE_PORT", "SIMULATOR_ADMIN_PORT")  # the first two do not run
-    ports = {f"FRESHET_{s}": str(port) for s, port in zip(services, lasting_ports(3), strict=True)}
+    ports = {f"FRESHET_{s}": str(port) for s, port in zip(services, lease_ports(3), strict=True)}
     settings = load_settings(ports, run_folder=tmp_path)
     settings.common.run.create()
     stop = threading.Event()

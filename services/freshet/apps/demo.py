@@ -20,7 +20,7 @@ from freshet.errors import ConfigError
 from freshet.http.addresses import reachable_host
 from freshet.http.service_client import figures_of
 from freshet.process.lifecycle import stop_on_signals
-from freshet.process.ports import free_ports, owner_of_port
+from freshet.process.ports import lease_ports, owner_of_port
 from freshet.process.supervisor import Process
 from freshet.terminal import emit_end, say
 
@@ -299,7 +299,7 @@ def _replace_taken_ports() -> list[str]:
         n for n, port in ports.items() if variables[n] not in os.environ and owner_of_port(port) is not None
     ]
     lines = []
-    for name, free in zip(taken, free_ports(len(taken)), strict=True):  # one call, so that all differ
+    for name, free in zip(taken, lease_ports(len(taken)), strict=True):  # one call, so that all differ
         os.environ[variables[name]] = str(free)  # the services inherit it
         lines.append(f"  port {ports[name]} is taken: {name} uses {free}")
     return lines

@@ -26,7 +26,7 @@ from freshet.http import tls
 from freshet.http.addresses import Address, reachable_host
 from freshet.http.token_files import read_token
 from freshet.process.lifecycle import KILL_AFTER_S
-from freshet.process.ports import free_ports
+from freshet.process.ports import lease_ports, release_ports
 
 __all__ = ["Local", "local", "with_absolute_paths"]
 
@@ -130,12 +130,13 @@ def local(
     """
     if not isinstance(spec, Spec):
         spec = load_spec(spec)
-    with tempfile.TemporaryDirectory(prefix="freshet-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="freshet-") as temporary, ExitStack() as ending:
         run = Path(folder) if folder is not None else Path(temporary) / "run"
         spec_file = Path(temporary) / "freshet.toml"
         spec_file.write_text(render(with_absolute_paths(spec)), encoding="utf-8")
         roles = [role for role in PORT_SETTINGS if console or role != "console"]
-        ports = dict(zip(roles, free_ports(len(roles)), strict=True))
+        ports = dict(zip(roles, lease_ports(len(roles)), strict=True))
+        ending.callback(release_ports, ports.values())
         command = [
             "up",
             str(spec_file),
@@ -159,12 +160,11 @@ def local(
                 stdout=file,
                 stderr=file,
             )
-        with ExitStack() as ending:
-            ending.callback(_stop, process, drain_s + KILL_AFTER_S + STOP_WAIT_S)
-            system = Local(run, ports)
-            ending.callback(system.client.close)
-            _wait_until_ready(process, output, system, ready_s)
-            yield system
+        ending.callback(_stop, process, drain_s + KILL_AFTER_S + STOP_WAIT_S)
+        system = Local(run, ports)
+        ending.callback(system.client.close)
+        _wait_until_ready(process, output, system, ready_s)
+        yield system
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], output: Path, system: Local, ready_s: float) -> None:

@@ -149,17 +149,23 @@ class RowReads:
     # --- the threads
 
     def _run(self) -> None:
-        while jobs := self._next():
-            began = time.perf_counter()
-            for table in {id(job.before.table): job.before.table for job in jobs}.values():
-                mine = [job for job in jobs if job.before.table is table]
-                absent, unreadable = read_into(
-                    table, frozenset[tuple[int, int]]().union(*(j.unread for j in mine))
-                )
-                for job in mine:
-                    with contextlib.suppress(RuntimeError):  # the loop is closed
-                        job.loop.call_soon_threadsafe(job.end, job.unread & absent, job.unread & unreadable)
+        while self._read_next():
+            pass  # without a job at hand: it would keep a table that is replaced, and its files
+
+    def _read_next(self) -> bool:
+        """Wait for jobs and read their rows; False once closed."""
+        jobs = self._next()
+        began = time.perf_counter()
+        for table in {id(job.before.table): job.before.table for job in jobs}.values():
+            mine = [job for job in jobs if job.before.table is table]
+            keys = frozenset[tuple[int, int]]().union(*(job.unread for job in mine))
+            absent, unreadable = read_into(table, keys)
+            for job in mine:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    job.loop.call_soon_threadsafe(job.end, job.unread & absent, job.unread & unreadable)
+        if jobs:
             self._seconds(time.perf_counter() - began)
+        return bool(jobs)
 
     def _next(self) -> Sequence[_Job]:
         """Wait for jobs; none once closed."""

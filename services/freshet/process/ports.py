@@ -1,4 +1,4 @@
-"""TCP ports: the process that holds one, read from /proc for error messages, and free ports."""
+"""TCP ports: the process that holds one, read from /proc for error messages, and leases of free ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import errno
 import os
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from freshet.errors import ConfigError
@@ -17,6 +17,10 @@ _LISTEN = "0A"
 
 _SERVER_PORTS = range(15_000, 32_000)
 """Below the ports that Linux and others give to clients, from 32,768 on."""
+
+_leases: dict[int, int] = {}
+"""{port: file descriptor of a UDP socket bound to that number}. No service uses UDP, so the kernel keeps one
+list of leases for all processes, and ends those of a process that is killed."""
 
 
 def owner_of_port(port: int, proc: Path = Path("/proc")) -> str | None:
@@ -65,15 +69,37 @@ def _command(process: Path) -> str:
     return "".join(c if c.isprintable() else "?" for c in command)  # no escape sequences for the terminal
 
 
-def free_ports(count: int) -> list[int]:
-    """Find `count` different ports of 127.0.0.1 that are free now, and that no client is given later."""
-    found: set[int] = set()
-    while len(found) < count:
+def lease_ports(count: int) -> list[int]:
+    """Return `count` different ports of 127.0.0.1 that are free, each leased to this process.
+
+    No other call returns a leased port, in this process or another, also while no server listens there: until
+    `release_ports`, or the process ends. No client is given one either: a client that retries a dead server
+    at a port of the clients' range connects to itself one day, and holds the port.
+    """
+    leased: list[int] = []
+    while len(leased) < count:
         port = random.choice(_SERVER_PORTS)  # nosec B311  # no secret
-        with socket.socket() as trial, contextlib.suppress(OSError):
+        leased += [port] if _lease(port) else []
+    return leased
+
+
+def release_ports(ports: Iterable[int]) -> None:
+    """End the leases of `ports`."""
+    for port in ports:
+        os.close(_leases.pop(port))
+
+
+def _lease(port: int) -> bool:
+    with socket.socket() as trial, socket.socket(type=socket.SOCK_DGRAM) as lease:
+        # As servers do: connections of the port's last server may still be there.
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            lease.bind(("127.0.0.1", port))
             trial.bind(("127.0.0.1", port))
-            found.add(port)
-    return list(found)
+        except OSError:
+            return False
+        _leases[port] = lease.detach()
+    return True
 
 
 def _listeners(port: int, proc: Path) -> Iterator[str]:

@@ -159,8 +159,12 @@ void Store::fetch_spans(Group& group, std::vector<KeySpan> spans, const uint64_t
     uint64_t key;
     size_t at;  // of the keys
   };
-  const auto found = [&](size_t at) {
+  // Under the bucket's lock.
+  const auto found = [&](ColdBin& bin, const RowId& id, size_t at) {
     if (here) here[at] = 1;
+    if (!spec_.serving) return;
+    bin.begin(Cold::period());
+    bin.fetched.insert(id);
   };
   std::vector<Want> wants;
   std::vector<const ColdPage*> pages;
@@ -170,14 +174,14 @@ void Store::fetch_spans(Group& group, std::vector<KeySpan> spans, const uint64_t
       KeySpan& span = spans[s];
       span.again = false;
       const std::lock_guard lock(states_[span.bucket].lock);
-      const ColdBin& bin = cold.bin(span.bucket);
+      ColdBin& bin = cold.bin(span.bucket);
       span.version = bin.version;
       span.merges = bin.merges;
       if (bin.empty()) continue;
       for (size_t i = span.begin; i < span.end; i++) {
         const RowId id{keys[i], tables[one_table ? 0 : i]};
         if (group.find(group.bin(span.bucket), id.key, id.table) != Group::kNone) {
-          found(i);
+          found(bin, id, i);
           continue;
         }
         const size_t logged = cold.pages_of(bin, id, pages);
@@ -218,7 +222,7 @@ void Store::fetch_spans(Group& group, std::vector<KeySpan> spans, const uint64_t
             continue;
           }
           const std::lock_guard lock(states_[span.bucket].lock);
-          const ColdBin& bin = cold.bin(span.bucket);
+          ColdBin& bin = cold.bin(span.bucket);
           if (bin.version != span.version) {
             // Rows have left memory since, if not this one; while no pages were replaced, those read are as they were.
             const size_t logged = cold.pages_of(bin, id, pages);
@@ -233,7 +237,7 @@ void Store::fetch_spans(Group& group, std::vector<KeySpan> spans, const uint64_t
           }
           if (!sound) throw damaged(page.page, span.bucket);
           if (bin.erased.contains(id)) continue;
-          found(want.at);
+          found(bin, id, want.at);
           if (group.find(group.bin(span.bucket), id.key, id.table) != Group::kNone) continue;
           take_cold(group, span.bucket, ColdRecord(record));
           cold_->fetched.fetch_add(1, std::memory_order_relaxed);

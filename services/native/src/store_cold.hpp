@@ -16,6 +16,8 @@ namespace freshet {
 // Shares of the limit of memory: where rows begin to move to disk, and how far they go. Beyond the limit lanes wait.
 constexpr double kSpillFrom = 0.97, kSpillTo = 0.94;
 constexpr auto kSpillPause = std::chrono::milliseconds(2);
+// A row that a request has fetched stays for one period at least, two at most: the request looks it up meanwhile.
+constexpr auto kFetchedPeriod = std::chrono::milliseconds(100);
 
 struct Store::Cold {
   ColdSpec spec;
@@ -28,11 +30,14 @@ struct Store::Cold {
   // Held while rows of a bucket leave memory, and by one who has seen them leave too often while it needed them. Comes
   // before the locks of buckets.
   std::recursive_mutex moving;
-  // The thread's: the next bucket, and the rows met that publishing does not keep in memory.
+  // The thread's: the next bucket, and the rows met that may leave memory, once they are not in use.
   uint32_t cursor = 0;
   size_t movable = 0;
   std::minstd_rand random;
   std::thread thread;
+  static uint32_t period() {
+    return static_cast<uint32_t>(std::chrono::steady_clock::now().time_since_epoch() / kFetchedPeriod);
+  }
 };
 
 // Counts tries that failed because rows left memory meanwhile; from the third on none leave.

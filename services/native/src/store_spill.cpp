@@ -7,9 +7,8 @@ namespace freshet {
 
 namespace {
 
-constexpr double kLeastShare = 0.3;       // of a bucket's rows that go at a time, so that they fill pages
-constexpr uint32_t kFetchedRounds = 256;  // about, in which a row stays that was fetched and not looked up
-constexpr uint32_t kMostRounds = 32;      // over all buckets, in which no row could leave
+constexpr double kLeastShare = 0.3;   // of a bucket's rows that go at a time, so that they fill pages
+constexpr uint32_t kMostRounds = 32;  // over all buckets, in which no row could leave
 
 uint32_t hot_of(const Header& row) { return (row.meta >> meta::kHotShift) & meta::kMostHot; }
 
@@ -43,16 +42,13 @@ void Store::plan_spill(Group& group, uint32_t bucket, size_t want, bool full, Sp
   ColdBin& bin = cold.bin(bucket);
   Bin& rows = group.bin(bucket);
   std::vector<RowId> clean, changed;
+  bin.begin(cold_->period());
   for (uint32_t row = 0; row < rows.rows; row++) {
     Header& header = group.header(group.slot_at(rows, row));
     const RowId id{header.key, static_cast<uint8_t>(header.meta & meta::kTableMask)};
     if (!(header.meta & meta::kOnDisk)) spill.outdated.insert(id);
-    if (header.meta & meta::kDirtyPublish) continue;
+    if ((header.meta & meta::kDirtyPublish) || bin.fetched_lately(id)) continue;
     cold_->movable++;
-    if (spec_.serving && (header.meta & meta::kFetched)) {  // a request is about to look it up, or has given up
-      if (cold_->random() % kFetchedRounds == 0) header.meta &= ~meta::kFetched;
-      continue;
-    }
     if (const uint32_t hot = hot_of(header)) {
       // Rows that are used often stay for more rounds: each level is left four times as slowly as the one below.
       if ((cold_->random() & ((1u << (2 * (hot - 1))) - 1)) == 0) header.meta -= 1u << meta::kHotShift;
@@ -217,7 +213,7 @@ size_t Store::finish_spill(Group& group, uint32_t bucket, const Spill& spill,
                       record.stored(bin.epoch) == ((row.meta & meta::kStored) != 0);
     if (!same || bin.erased.contains(id)) continue;  // changed meanwhile, or removed and made again
     row.meta |= meta::kOnDisk;
-    if (hot_of(row) || (row.meta & meta::kDirtyPublish)) continue;
+    if (hot_of(row) || (row.meta & meta::kDirtyPublish) || bin.fetched_lately(id)) continue;
     drop_to_disk(group, bucket, slot, relist);
     gone++;
   }

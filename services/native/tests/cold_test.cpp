@@ -6,6 +6,7 @@
 #include <chrono>
 #include <map>
 #include <random>
+#include <thread>
 
 #include "cold_support.hpp"
 
@@ -248,6 +249,37 @@ TEST(Cold, ServesWhatAStoreInMemoryServes) {
   EXPECT_GT(tiered.cold_counts().fetched, 5'000);
   // Counts are estimates between merges; keys that a filter only seems to have, one in ten, are in them.
   EXPECT_NEAR(static_cast<double>(tiered.rows(0)), static_cast<double>(whole.rows(0)), 0.1 * kKeys);
+}
+
+// However little memory there is, and while other rows leave it.
+TEST(Cold, ServesAllRowsOfARequestAfterOneFetch) {
+  Store store(serving_spec());
+  store.keep_cold(tight(1));
+  constexpr uint64_t kKeys = 2'000;
+  const size_t width = store.layout(0).width();
+  const std::vector<uint64_t> all = numbered(1, kKeys + 1), others = numbered(kKeys + 1, kKeys + 201);
+  const std::vector<float> values(kKeys * width, 1.0f);
+  const auto wait_until_left = [&](int64_t rows) {
+    while (store.cold_counts().spilled < rows) std::this_thread::yield();
+  };
+  store.import_values(0, all.data(), values.data(), kKeys, 0);
+  wait_until_left(kKeys);
+  std::mt19937_64 random(5);
+  for (int turns = 0; turns < 3;) {
+    const Batch batch = some(random, kKeys, 1'000);
+    const Keys keys = batch.keys();
+    std::vector<uint8_t> here(keys.n), found(keys.n);
+    std::vector<float> out(keys.n * width);
+    const auto began = std::chrono::steady_clock::now();
+    store.fetch(0, keys, here.data());
+    const int64_t before = store.cold_counts().spilled;
+    store.import_values(0, others.data(), values.data(), others.size(), 0);
+    wait_until_left(before + 200);
+    store.lookup(0, keys, out.data(), false, found.data());
+    if (std::chrono::steady_clock::now() - began > std::chrono::milliseconds(100)) continue;  // a busy machine
+    EXPECT_EQ(std::count(found.begin(), found.end(), kPerhapsOnDisk), 0);
+    turns++;
+  }
 }
 
 TEST(Cold, ServesTheLastValuesWhileRowsComeAndLeave) {

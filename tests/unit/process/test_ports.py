@@ -1,11 +1,14 @@
-"""Holders of ports, errors of listeners, free ports."""
+"""Holders of ports, errors of listeners, leases of ports."""
 
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
+import random
 import socket
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,7 @@ from freshet.http.app import App
 from freshet.http.messages import BodyLimits
 from freshet.http.server import bind
 from freshet.http.service_client import why_unready
-from freshet.process.ports import free_ports, owner_of_port
+from freshet.process.ports import lease_ports, owner_of_port, release_ports
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import FrameServer
 from tests.fixtures.serving import answering
@@ -118,8 +121,26 @@ def test_a_port_of_another_user_is_taken_too(tmp_path: Path) -> None:
     assert owner_of_port(7001, tmp_path) is None
 
 
-def test_free_ports_are_different_ones_that_no_client_is_given() -> None:
-    found = free_ports(20)
+def test_leased_ports_are_different_ones_that_no_client_is_given() -> None:
+    found = lease_ports(20)
+    release_ports(found)
 
     assert len(set(found)) == 20
     assert max(found) < 32_768
+
+
+def lease_drawn(seed: int) -> int:
+    """Lease the first port that is free of those drawn with this seed."""
+    random.seed(seed)
+    return lease_ports(1)[0]
+
+
+def test_a_port_belongs_to_one_process_until_that_process_ends() -> None:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
+        first = other.submit(lease_drawn, 7).result()
+        second = lease_drawn(7)
+        assert second != first
+    assert lease_drawn(7) == first
+    release_ports([first, second])
+    assert lease_drawn(7) == first
+    release_ports([first])

@@ -1,6 +1,5 @@
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from freshet.clock import SYSTEM_CLOCK, Clock, SystemClock
 from freshet.config.settings import RunFolder
 from freshet.errors import ConfigError, Corrupt, Unavailable
 from freshet.process import supervisor as supervisor_module
+from freshet.process.ports import lease_ports
 from freshet.process.restart_policy import HangPolicy
 from freshet.process.run_state import RunState, read_run, read_state, write_run
 from freshet.process.supervisor import DEFAULT_HANG, Process, Supervisor
@@ -277,12 +277,6 @@ ANSWERING = (
 )
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def has_request(folder: RunFolder) -> bool:
     path = folder.process_log("one")
     return path.exists() and "asked" in path.read_text()
@@ -294,7 +288,7 @@ def answering(port: int, code: int, body: str) -> str:
 
 def test_hung_service_is_killed_and_restarted(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "CHECK_WITHIN_S", 0.2)
-    port = free_port()
+    [port] = lease_ports(1)
     running = Running(folder, answering(port, 200, "{}"), port=port, hang=HangPolicy(idle_s=0.2))
     until(lambda: has_request(folder))
     first = running.pid()
@@ -309,7 +303,8 @@ def test_hung_service_is_killed_and_restarted(folder: RunFolder, monkeypatch: py
 
 
 def test_service_with_stalled_main_loop_is_restarted(folder: RunFolder) -> None:
-    port, alive, stuck = free_port(), '{"status":"live"}', '{"status":"stuck","reason":"still for 125 s"}'
+    [port] = lease_ports(1)
+    alive, stuck = '{"status":"live"}', '{"status":"stuck","reason":"still for 125 s"}'
     code = answering(port, 503, stuck).replace(
         "        body =", "        Handler.n = getattr(Handler, 'n', 0) + 1\n        body ="
     )

@@ -57,6 +57,16 @@ struct ColdBin {
   std::vector<int64_t> rows;             // on disk alone, of each of the group's tables
   RowIds erased;         // removed, and perhaps still on a page; such a key's row stays in memory until a merge
   bool damaged = false;  // of a serving store: no row moves to its pages any more
+  RowIds fetched, fetched_before;  // of a serving store: in this period, and in the last; they stay in memory
+  uint32_t period = 0;
+  void begin(uint32_t now) {
+    if (now == period) return;
+    fetched_before.clear();
+    if (now == period + 1) fetched_before.swap(fetched);
+    fetched.clear();
+    period = now;
+  }
+  bool fetched_lately(const RowId& id) const { return fetched.contains(id) || fetched_before.contains(id); }
   bool empty() const { return base.empty() && log.empty(); }
   void next_version() {
     if (++version == 0) version = 1;
