@@ -14,6 +14,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from freshet.observability import skipped_state
+from freshet.rpc import channel
 
 pytest_plugins = ["tests.servers.fixtures"]
 
@@ -43,8 +44,21 @@ HTTP_S = 60.0
 def patient_http() -> Iterator[None]:
     """Calls of `httpx.get` and the like wait for HTTP_S unless they say how long."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("get", "post", "put", "delete", "request", "stream"):
+        for name in ("get", "post", "put", "patch", "delete", "head", "options", "request", "stream"):
             patch.setattr(httpx, name, partial(getattr(httpx, name), timeout=HTTP_S))
+        yield
+
+
+GRPC_MS = 10_000
+"""Channels give up a connection after 2 s without an answer; the suite's threads stand still for longer."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_grpc() -> Iterator[None]:
+    """Channels and servers in the tests' process wait for GRPC_MS."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("CONNECT_MS", "KEEPALIVE_TIMEOUT_MS"):
+            patch.setattr(channel, name, GRPC_MS)
         yield
 
 

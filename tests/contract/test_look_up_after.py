@@ -108,6 +108,7 @@ def test_rows_beside_a_push_are_those_after_it(
     tmp_path: Path, shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow_pushes(monkeypatch, 0.003)
+    monkeypatch.setattr("freshet.paramserver.server.AFTER_S", 60.0)
     plain, expected = trained(tmp_path / "plain", Plain, shards)
     beside, found = trained(tmp_path / "beside", Beside, shards)
     assert isinstance(beside, Beside)

@@ -170,7 +170,10 @@ def test_forgotten_keys_are_sent_again_in_order(
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_lookup_waits_for_the_pushes_it_names(tmp_path: Path, shards: int) -> None:
+def test_a_lookup_waits_for_the_pushes_it_names(
+    tmp_path: Path, shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("freshet.paramserver.server.AFTER_S", 60.0)
     rows = [(0, (k << 56) + k) for k in range(1, 60)]
     group, ordered = keys_of(rows)
     with served(tmp_path, parse_spec(SPEC), shards) as (remote, _):
@@ -188,7 +191,7 @@ def test_a_lookup_waits_for_the_pushes_it_names(tmp_path: Path, shards: int) -> 
             assert remote.push(push_of(ranges, {row: [1.0, 0.0] for row in rows}))
             assert not answered.wait(0.1)
         assert remote.push(push_of({1: (0, 1)}, {row: [1.0, 0.0] for row in rows}))
-        assert answered.wait(10.0)
+        assert answered.wait(60.0)
         waiting.join()
         steps = [before[row][0] - value for row, value in zip(ordered, out[:, 0].tolist(), strict=True)]
         np.testing.assert_allclose(steps, [3.0] * len(rows), rtol=1e-5)

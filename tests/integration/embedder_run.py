@@ -38,7 +38,7 @@ class Scene:
 
     def rank(self, lanes: int) -> TrainerProcess:
         """A trainer rank."""
-        return rank_of(self.pipeline, lanes=lanes)
+        return rank_of(self.pipeline, lanes=lanes, answer_s=DEADLINE_S)
 
     def trained(self, ranks: Sequence[TrainerProcess]) -> None:
         """Wait until the rows have learned from all samples."""

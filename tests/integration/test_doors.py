@@ -418,7 +418,7 @@ def test_a_body_that_trickles_in_is_given_up(start: Callable[..., Gateway]) -> N
 
 def test_a_request_on_one_connection_too_many_is_refused(start: Callable[..., Gateway]) -> None:
     gateway = start(common_max_connections="16")
-    with contextlib.ExitStack() as held, httpx.Client(base_url=gateway.url) as client:
+    with contextlib.ExitStack() as held, httpx.Client(base_url=gateway.url, timeout=60) as client:
         assert client.get("/health/live").status_code == 200
         for _ in range(15):
             held.enter_context(raw(gateway.url))

@@ -22,6 +22,7 @@ from freshet.joiner.inputs import PartitionerDetector
 from freshet.joiner.service import Intervals, JoinerService
 from freshet.log.topics import ensure_topic
 from freshet.testing.conditions import wait_until
+from freshet.testing.contracts.eventlog import answered
 from freshet.types import Append, BytesColumn, TopicPartition
 from tests.fixtures.join_events import Action, Event, Served
 from tests.fixtures.joiner import World, where_of
@@ -151,7 +152,7 @@ def test_a_clients_partitioner_is_recognised_by_its_keys(
     deadline = time.monotonic() + WITHIN_S
     while seen < 400:
         assert time.monotonic() < deadline
-        for at, records in reader.poll(1_000, 0.5):
+        for at, records in answered(reader, 1_000, 0.5):
             seen += len(records)
             for key in records.keys:
                 now += 1.0

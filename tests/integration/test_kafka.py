@@ -105,7 +105,7 @@ class Appending:
         reader.assign({T: 0})
         try:
             while at < end:  # a broker that has just come back may answer with nothing for a while
-                for _, records in reader.poll(10_000, 1.0):
+                for _, records in answered(reader, 10_000, 1.0):
                     last, at = number(records.values[-1]) if len(records) else last, records.next_offset
         finally:
             reader.close()
@@ -235,7 +235,7 @@ def test_a_damaged_batch_ends_the_reader_and_is_not_passed(log: EventLog, kafka:
     read: list[bytes] = []
 
     def has_read_all() -> bool:
-        read.extend(value for _, records in reader.poll(10, 0.1) for value in records.values)
+        read.extend(value for _, records in answered(reader, 10, 0.1) for value in records.values)
         return len(read) > 2
 
     for _ in range(2):

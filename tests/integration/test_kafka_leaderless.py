@@ -28,7 +28,7 @@ T, COMMITS = TopicPartition("t", 0), TopicPartition("commits", 0)
 DEADLINE_S = 120.0
 """For what must come at last: a broker starts anew in 3 to 20 s."""
 
-LET_GO_S = 5.0
+LET_GO_S = 20.0
 """For who comes later: brokers write at once that the transaction is over, and wait with its markers, and
 with their answer, for a leader."""
 

@@ -118,16 +118,17 @@ def test_a_resumed_master_neither_tears_nor_loses_rows(
 
 def test_a_silent_cluster_is_unavailable_until_it_answers(cluster: RedisCluster, opened, name: str):
     """The slots cannot be read either, which ends no process: unwritten rows are in memory alone."""
-    store = opened(f"redis://{cluster.addresses}/{name}?timeout=200ms&patience=1s")
-    owner = Owner(store, 5)
+    hasty = f"redis://{cluster.addresses}/{name}?timeout=200ms&patience=3s"
+    owner, store = Owner(opened(f"redis://{cluster.addresses}/{name}"), 5), opened(hasty)
     owner.flush_rounds(2)
+    store.metas([Bucket(0)])
     for node in cluster.nodes:
         node.pause()
     try:
         with pytest.raises(Unavailable, match="reading metas"):
             store.metas([Bucket(0)])
         with pytest.raises(Unavailable):
-            opened(f"redis://{cluster.addresses}/{name}?timeout=200ms&patience=1s")
+            opened(hasty)
     finally:
         for node in cluster.nodes:
             node.resume()
@@ -153,7 +154,7 @@ def test_what_a_failover_lost_is_written_again(cluster: RedisCluster, opened, na
 
 
 def test_a_flush_that_no_replica_has_is_unavailable_if_one_must(cluster: RedisCluster, opened, name: str):
-    owner = Owner(opened(f"redis://{cluster.addresses}/{name}?min_replicas=1&wait=1s&patience=4s"), 5)
+    owner = Owner(opened(f"redis://{cluster.addresses}/{name}?min_replicas=1&wait=5s&timeout=20s"), 5)
     owner.flush_rounds(1)
     replica = cluster.replica_of(rows_key(name))
     replica.pause()

@@ -18,6 +18,7 @@ import orjson
 
 from freshet.config.spec.topics import Topics
 from freshet.log import EventLog
+from freshet.testing.contracts.eventlog import answered
 from freshet.types import TopicPartition
 from tests.fixtures import audit
 
@@ -253,7 +254,7 @@ def _letters(log: EventLog, topics: Topics) -> dict[tuple[str, str], str]:
         reader.assign({at: position})
         try:
             while position < end:
-                for _, records in reader.poll(1_000, 1.0):
+                for _, records in answered(reader, 1_000, 1.0):
                     position = records.next_offset
                     for value in records.values:
                         letter = orjson.loads(value)

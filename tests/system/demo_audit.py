@@ -20,6 +20,7 @@ from freshet.config.avro.schema import canonical
 from freshet.features import read_blocks
 from freshet.log import EventLog
 from freshet.log.schema_ids import SchemaRegistry
+from freshet.testing.contracts.eventlog import answered
 from freshet.types import Records, TopicPartition
 from tests.fixtures.traffic import PATIENCE
 
@@ -164,7 +165,7 @@ def _records(log: EventLog, topic: str) -> Iterator[Records]:
     reader.assign(at)
     try:
         while any(at[partition] < end for partition, end in ends.items()):
-            for partition, records in reader.poll(10_000, 1.0):
+            for partition, records in answered(reader, 10_000, 1.0):
                 at[partition] = records.next_offset
                 yield records
     finally:

@@ -22,6 +22,7 @@ from freshet.config.spec.topics import Topics
 from freshet.features import SampleColumns
 from freshet.log import EventLog
 from freshet.log.schema_ids import SchemaRegistry
+from freshet.testing.contracts.eventlog import answered
 from freshet.types import Append, BytesColumn, TopicPartition
 from tests.fixtures.blocks import encode_block
 from tests.fixtures.commands import LEDGER
@@ -270,7 +271,7 @@ def _values(log: EventLog, topic: str) -> Iterator[bytes]:
         reader.assign({at: position})
         try:
             while position < bounds.end:
-                for _, records in reader.poll(1_000, 1.0):
+                for _, records in answered(reader, 1_000, 1.0):
                     yield from records.values
                     position = records.next_offset
         finally:

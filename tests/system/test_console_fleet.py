@@ -136,7 +136,7 @@ def test_a_fleet_is_shown_whole_and_what_is_killed_of_it_by_name(fleet: Fleet, c
     wait_until("all are ready", lambda: console.state()["health"] == "good", within_s=120)
     wait_until_nothing_differs(lambda: _standing_still(console), within_s=60)
     wait_until("an action was followed to the end", lambda: console.trace_since(0) is not None, within_s=60)
-    state = _state_when("all is good", console, lambda said: said["health"] == "good" and bool(said["trace"]))
+    state = _state_when("all is good", console, _is_whole)
 
     assert sorted(s["name"] for s in state["services"]) == sorted(fleet.names)
     assert all(s["memory_mb"] > 10 and s["up_s"] > 0 for s in state["services"])
@@ -185,6 +185,10 @@ def _state_when(what: str, console: Console, holds: Callable[[dict[str, Any]], b
 
     wait_until(what, seen, within_s=60)
     return found
+
+
+def _is_whole(said: dict[str, Any]) -> bool:
+    return said["health"] == "good" and said["trace"] and all(s["memory_mb"] for s in said["services"])
 
 
 def _standing_still(console: Console) -> list[str]:

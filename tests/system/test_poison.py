@@ -69,10 +69,17 @@ def test_bad_records_end_nothing_embedded(tmp_path: Path) -> None:
             lambda: audit.against_serving(books, url_of(system, "inference")), within_s=20
         )
         ends = audit.ends_of(log, topics.samples)
+        wait_until_nothing_differs(
+            lambda: [
+                f"{name}: {one['reason']}"
+                for name, one in system.status()["services"].items()
+                if one["state"] != "ready"
+            ],
+            within_s=30,
+        )
         now = system.status()["services"]
         assert {name: one["restarts"] for name, one in now.items()} == dict.fromkeys(births, 0)
         assert {name: one["pid"] for name, one in now.items()} == births
-        assert {name: one["reason"] for name, one in now.items() if one["state"] != "ready"} == {}
         poisoner.close()
         log.close()
     print(table(found, metrics))

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,7 +145,8 @@ def test_cluster_deployment_of_358e9ba_goes_on(
         books = audit.read_books(log, topics)
         inference = fleet.url("inference-0")
         wait_until_nothing_differs(partial(audit.against_serving, books, inference), within_s=30)
-        joined = fleet.joined()
+        joined: dict[str, Any] = {}
+        wait_until("the joiners answer", lambda: bool(joined.update(fleet.joined()) or joined), within_s=60)
         ends = read_to(log, topics.samples)
         log.close()
         fleet.stop()

@@ -19,7 +19,7 @@ from freshet.errors import ConfigError
 from freshet.process.ports import lease_ports
 from freshet.testing.conditions import wait_until
 from tests.fixtures.commands import status, told_by
-from tests.fixtures.readers import WORLD, kill, readers, settings_of
+from tests.fixtures.readers import WORLD, PatientReaders, kill, readers, settings_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
@@ -38,7 +38,7 @@ def told(simulator: Simulator, what: str, figure: str) -> float:
 def test_readers_are_served_and_their_clicks_joined(tmp_path: Path) -> None:
     with (
         local(patient(write_spec(tmp_path / "demo")), folder=tmp_path / "run") as system,
-        readers(system, 300) as simulator,
+        readers(system, 300, PatientReaders) as simulator,
     ):
         wait_until("actions sent", lambda: simulator.status()["actions"]["sent"] > 30, within_s=60)
 

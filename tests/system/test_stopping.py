@@ -95,9 +95,9 @@ def _some_stopped(demo: Demo) -> bool:
 
 def test_json_ends_with_one_object(tmp_path: Path) -> None:
     demo = Demo(tmp_path / "demo", rate=50)
-    demo.start("--json", "--seconds", "45")  # from before the first service is started
+    demo.start("--json", "--seconds", "60")  # from before the first service is started
     try:
-        assert demo.process.wait(150) == 0
+        assert demo.process.wait(200) == 0
     except subprocess.TimeoutExpired:
         demo.end()
         raise

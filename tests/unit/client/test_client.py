@@ -269,14 +269,14 @@ def test_a_ranking_is_not_repeated_after_a_lost_answer() -> None:
 def test_waiting_asks_until_the_event_is_served(script: Scripted, client: Client) -> None:
     script.answers = [json_response(200, {"served": s}) for s in (False, False, True)]
 
-    assert client.wait_until_served(Ack("actions", 1, 7), timeout_s=5)
+    assert client.wait_until_served(Ack("actions", 1, 7), timeout_s=60)
     assert script.asked[0] == ("/v1/progress", "topic=actions&partition=1&offset=7")
 
 
 def test_waiting_goes_on_when_too_many_ask(script: Scripted, client: Client) -> None:
     script.answers = [json_response(429, {}), json_response(200, {"served": True})]
 
-    assert client.wait_until_served(Ack("actions", 1, 7), timeout_s=5)
+    assert client.wait_until_served(Ack("actions", 1, 7), timeout_s=60)
 
 
 def test_waiting_gives_up_in_time(script: Scripted, client: Client) -> None:
@@ -294,7 +294,7 @@ def test_the_async_client_does_the_same(script: Scripted) -> None:
             await client.impressions({"id": 1})
             await client.shown({"id": 1})
             script.answers = [json_response(200, {"served": s}) for s in (False, True)]
-            assert await client.wait_until_served(receipt, timeout_s=5)
+            assert await client.wait_until_served(receipt, timeout_s=60)
             script.answers = [json_response(200, {"served": False})]
             assert not await client.wait_until_served(receipt.acks[0], timeout_s=0.1)
             script.answers = [AWAY]

@@ -714,12 +714,13 @@ def test_release_during_an_outage_is_written_after_it(start: Callable[..., Claim
 
 
 def test_several_things_are_claimed_once_all_are_free(log: EventLog) -> None:
-    first, second = (Claims(log, "control", lease_s=0.8, heartbeat_s=0.05) for _ in range(2))
+    first, second = (Claims(log, "control", lease_s=1000.0, heartbeat_s=0.05) for _ in range(2))
     held = first.acquire_all(["x", "y"], "a", soon())
     other = first.acquire("z", "a", soon())
     assert held.things == {"x", "y"}
+    wait_for(lambda: {"x", "z"} <= second.owners().keys(), WAIT_S)
     with pytest.raises(Unavailable, match="x is held by a"):
-        second.acquire_all(["x", "z"], "b", time.monotonic() + 0.3)
+        second.acquire_all(["x", "z"], "b", time.monotonic())
     held.release(["x"])
     other.release()
     taken = second.acquire_all(["x", "z"], "b", soon())

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,7 +32,10 @@ def test_oldest_member_keeps_its_first_partition() -> None:
     ) & assigned_partitions(["a", "b", "c"], "a", 8)
 
 
-def test_partitions_are_revoked_before_others_claim_them(tmp_path: Path) -> None:
+def test_partitions_are_revoked_before_others_claim_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("freshet.coordination.assignment.CLAIM_S", 20.0)
     log = SqliteEventLog(tmp_path)
     log.create_topic("control", partitions=1)
     claims = [Claims(log, "control") for _ in range(2)]
@@ -39,10 +43,10 @@ def test_partitions_are_revoked_before_others_claim_them(tmp_path: Path) -> None
         PartitionAssignment(c, "joiner", "join", n, n, 4, SYSTEM_CLOCK)
         for c, n in zip(claims, "ab", strict=True)
     )
-    a.join(1.0)
+    a.join(20.0)
     a.update(lambda _: None)
     assert list(a.fences) == [0, 1, 2, 3]
-    b.join(1.0)
+    b.join(20.0)
     let_go: list[int] = []
 
     def end(partitions: Iterable[int]) -> None:

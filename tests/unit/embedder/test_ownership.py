@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.coordination.claims import Claims
 from freshet.embedder.core import address_of, embedders_of
 from freshet.embedder.service import EMBEDDER_METRICS, Embedder, EmbedderAddress
@@ -12,6 +13,7 @@ from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.observability.metrics import readings
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import FrameServer
+from freshet.testing.clock import SettableClock
 from freshet.testing.conditions import wait_for
 from freshet.testing.contracts.batches import gradients_of
 from freshet.testing.contracts.rowservice import PARTITIONS
@@ -30,9 +32,15 @@ class Process:
     """Run an embedder with its own claims in a thread."""
 
     def __init__(
-        self, scene: RemoteScene, name: str, *, heartbeat_s: float = 0.1, lease_s: float = 8.0
+        self,
+        scene: RemoteScene,
+        name: str,
+        *,
+        heartbeat_s: float = 0.1,
+        lease_s: float = 8.0,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.claims = Claims(scene.log, "control", lease_s=lease_s, heartbeat_s=heartbeat_s)
+        self.claims = Claims(scene.log, "control", lease_s=lease_s, heartbeat_s=heartbeat_s, clock=clock)
         self.server = FrameServer("127.0.0.1:0", Transport())
         self.embedder = Embedder(
             scene.context(),
@@ -106,7 +114,7 @@ def test_embedders_take_partitions_over_during_training(scene):
 
 
 def test_embedder_without_its_membership_lease_stops(scene):
-    silent = Process(scene, "a", heartbeat_s=1000.0, lease_s=LEASE_S)
+    silent = Process(scene, "a", heartbeat_s=1000.0, lease_s=LEASE_S, clock=SettableClock())
     wait_for(lambda: silent.owned == [0, 1], DEADLINE_S)
     heir = Process(scene, "a", lease_s=LEASE_S)
     silent.thread.join(DEADLINE_S)

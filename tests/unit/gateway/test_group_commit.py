@@ -94,7 +94,7 @@ def test_an_acknowledged_event_is_in_the_log_at_its_offset(log: EventLog) -> Non
         commit = committer(log.writer())
         assert await append(commit, [entry(b"a"), entry(b"b", 1), entry(b"c")]) == [0, 0, 1]
         assert await append(commit, [entry(b"d")]) == [2]
-        assert await commit.close(5) == 0
+        assert await commit.close(60) == 0
 
     run(main())
     assert values(log) == [b"a", b"c", b"d"]
@@ -113,7 +113,7 @@ def test_requests_that_wait_together_share_one_append(log: EventLog) -> None:
         writer.gate.set()
         await first
         assert [offset for [offset] in await asyncio.gather(*others)] == list(range(1, 9))
-        await commit.close(5)
+        await commit.close(60)
 
     run(main())
     assert writer.appends <= 2
@@ -128,7 +128,7 @@ def test_an_append_holds_no_more_events_than_allowed(log: EventLog) -> None:
         await asyncio.sleep(0)
         writer.gate.set()
         await asyncio.gather(*tasks)
-        await commit.close(5)
+        await commit.close(60)
 
     run(main())
     assert writer.appends == 3
@@ -147,7 +147,7 @@ def test_a_full_queue_refuses_at_once_and_takes_again_later(log: EventLog, event
         writer.gate.set()
         await waiting
         await append(commit, [entry(b"c")])
-        await commit.close(5)
+        await commit.close(60)
 
     run(main())
     assert values(log) == [b"a", b"b", b"c"]
@@ -167,7 +167,7 @@ def test_a_failed_append_fails_only_its_requests(log: EventLog) -> None:
         assert await append(commit, [entry(b"b")]) == [0]
         health.append(commit.healthy)
         assert health == [False, True]
-        await commit.close(5)
+        await commit.close(60)
 
     run(main())
     assert values(log) == [b"b"]
@@ -197,7 +197,7 @@ def test_unchecked_requests_are_checked_once_before_the_append(log: EventLog) ->
         writer.gate.set()
         assert await done == [1]
         assert (await under_way, looked) == ([0], [2])
-        await commit.close(5)
+        await commit.close(60)
         assert commit.figures()["events_waiting"] == 0
 
     run(main())
@@ -222,7 +222,7 @@ def test_a_check_that_raises_does_not_stop_other_checks(log: EventLog) -> None:
         await looked.wait()
         assert await append(commit, [entry(b"a")]) == [0]
         assert commit.healthy
-        await commit.close(5)
+        await commit.close(60)
 
     run(main())
 
@@ -239,7 +239,7 @@ def test_a_full_queue_refuses_unchecked_requests(log: EventLog) -> None:
             commit.reserve_unchecked(1, lambda: None)
         writer.gate.set()
         await waiting
-        await commit.close(5)
+        await commit.close(60)
 
     run(main())
 
@@ -251,7 +251,7 @@ def test_closing_writes_queued_events_and_accepts_no_more(log: EventLog) -> None
         commit = committer(writer)
         waiting = asyncio.ensure_future(append(commit, [entry(b"a")]))
         await asyncio.sleep(0)
-        closing = asyncio.ensure_future(commit.close(5))
+        closing = asyncio.ensure_future(commit.close(60))
         await asyncio.sleep(0)
         with pytest.raises(Unavailable, match="stopping"):
             await append(commit, [entry(b"b")])
@@ -347,7 +347,7 @@ def test_a_record_too_large_fails_alone_among_clients(log: EventLog) -> None:
         assert commit.healthy
         assert commit.figures()["events_appended"] == 6
         assert commit.figures()["events_waiting"] == 0
-        await commit.close(5)
+        await commit.close(60)
 
     run(main())
     assert sorted(map(len, values(log) + values(log, 1))) == [1, 1, 2, 3, 5, 6]

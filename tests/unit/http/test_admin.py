@@ -33,7 +33,7 @@ def admin(reasons: list[str | None]) -> Iterator[Admin]:
 
 def get(server: Admin, path: str) -> tuple[int, bytes]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=60) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         with error:
@@ -173,7 +173,7 @@ def test_other_methods_are_refused_in_our_words(admin: Admin, method: str) -> No
 
 
 def asked(server: Admin, method: str, path: str) -> tuple[int, Mapping[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     try:
         connection.request(method, path, b"{}" if method in ("POST", "PUT", "PATCH") else None)
         answer = connection.getresponse()

@@ -184,7 +184,7 @@ def test_a_client_that_stops_sending_gets_408() -> None:
 
 
 def test_a_disconnect_does_not_affect_other_clients(server: Running) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
         client.sendall(b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc")
 
     assert server.get("/things/x").status_code == 200
@@ -203,7 +203,7 @@ def test_requests_are_counted_by_route_not_by_path(server: Running) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(60), deadline=None
 )
 def test_random_bytes_on_the_wire_never_stop_the_server(server: Running, data: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
         client.sendall(data + b"\r\n\r\n")
         client.shutdown(socket.SHUT_WR)
         first = client.recv(100)
@@ -220,10 +220,10 @@ def test_a_bound_address_refuses_clients_until_served() -> None:
     sock = bind("127.0.0.1", 0)
     address = sock.getsockname()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(address, timeout=5)
+        socket.create_connection(address, timeout=60)
 
     with answering(app, sock):
-        socket.create_connection(address, timeout=5).close()
+        socket.create_connection(address, timeout=60).close()
 
 
 def test_an_address_taken_by_another_is_a_config_error() -> None:

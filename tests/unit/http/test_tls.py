@@ -32,7 +32,7 @@ from freshet.testing.conditions import wait_for
 from tests.fixtures.serving import answering
 
 DEADLINE_S = 20.0
-DRAIN_S = 5.0  # of `answering`
+DRAIN_S = 120.0
 pytestmark = pytest.mark.usefixtures("patient")
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
@@ -86,7 +86,7 @@ def listening(kind: str) -> Iterator[int]:
         return
     app = App(CollectorRegistry(), BodyLimits(1 << 20, 5))
     app.route(LIVE, live)
-    with answering(app) as at:
+    with answering(app, drain_s=DRAIN_S) as at:
         yield at.port
 
 
@@ -178,7 +178,7 @@ def test_renewed_certificates_are_taken_while_requests_go_on(listener: int, file
     def ask_on() -> None:
         context = ssl.create_default_context(cafile=str(files / "ca"))
         context.load_cert_chain(files / "cert", files / "key")
-        with httpx.Client(verify=context, trust_env=False) as kept:  # one connection, from before
+        with httpx.Client(verify=context, trust_env=False, timeout=60) as kept:  # one connection, from before
             while not stop.is_set():
                 try:
                     kept.get(f"https://127.0.0.1:{listener}/health/live").raise_for_status()

@@ -17,6 +17,8 @@ from freshet.log import EventLog
 from freshet.log import schema_registry as module
 from freshet.log.records import newest
 from freshet.log.schema_registry import Access, RestRegistry
+from freshet.testing.clock import SettableClock
+from freshet.testing.conditions import wait_until
 from freshet.types import Append, BytesColumn, TopicPartition
 from tests.servers.odd_registry import SCHEMA, UNAVAILABLE, UNUSABLE, OddRegistry, json_answer
 from tests.servers.odd_registry import SPEC as VIEWS
@@ -48,7 +50,7 @@ def world(folder: Path, url: str) -> tuple[EventLog, JoinerService]:
     return log, make(
         load_spec(folder / "freshet.toml"),
         log,
-        external_schemas=RestRegistry(Access(url)),
+        external_schemas=RestRegistry(Access(url), SettableClock()),
         intervals=INTERVALS,
     )
 
@@ -78,11 +80,12 @@ def test_events_wait_through_every_answer_that_says_nothing(
             odd.answers[2] = answers
             write(log, 1, view(1, b"g%d" % n))
             before = joiner.tasks[1].events
-            for _ in range(20):
+
+            def goes_on(until: int = before + 1) -> bool:
                 joiner.step()
-                if joiner.tasks[1].events > before:
-                    break
-            assert joiner.tasks[1].events == before + 1, "the other partition goes on"
+                return joiner.tasks[1].events == until
+
+            wait_until("the other partition goes on", goes_on, within_s=30)
             assert joiner.tasks[0].events == 0
         assert reasons(log) == []
         odd.answers[2] = GOOD

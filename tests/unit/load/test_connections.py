@@ -174,9 +174,9 @@ def test_timeout_includes_wait_for_connection() -> None:
         await reader.read()
         writer.close()
 
-    answers, opened = asyncio.run(post_all(never, [b"1"] * 20, at_once=True, most=1, timeout_s=1.0))
+    answers, opened = asyncio.run(post_all(never, [b"1"] * 20, at_once=True, most=1, timeout_s=3.0))
 
-    assert {answer.problem for answer in answers} == {"no answer within 1 s"}
+    assert {answer.problem for answer in answers} == {"no answer within 3 s"}
     assert opened <= 5, "one after the other would have taken twenty times as long, and twenty connections"
     assert 1 <= sum(answer.sent_at is not None for answer in answers) <= 5
 
@@ -187,7 +187,7 @@ def test_refused_connection_is_reported() -> None:
         port = server.sockets[0].getsockname()[1]
         server.close()
         await server.wait_closed()
-        return await Connections([Server(Address("127.0.0.1", port))], 1, 5).post("/x", b"")
+        return await Connections([Server(Address("127.0.0.1", port))], 1, 60).post("/x", b"")
 
     found = asyncio.run(post())
 
@@ -199,7 +199,7 @@ def test_servers_get_requests_in_turn() -> None:
     async def post() -> list[int]:
         (one, ones), (other, others) = answering(OK), answering(OK)
         async with served(one) as (first, _), served(other) as (second, _):
-            connections = Connections([first, second], 4, 5)
+            connections = Connections([first, second], 4, 60)
             for _ in range(6):
                 await connections.post("/x", b"")
             connections.close()

@@ -21,6 +21,7 @@ from freshet.features import hash_text
 from freshet.joiner.decoder import SpecDecoder
 from freshet.joiner.plan import join_plan
 from freshet.log.schema_registry import Access, RestRegistry
+from freshet.testing.clock import SettableClock
 from freshet.types import BytesColumn, Records
 from tests.servers.odd_registry import SCHEMA, SPEC
 
@@ -127,7 +128,7 @@ def test_an_id_beyond_the_api_is_not_requested(answering: Answering) -> None:
 
 
 def test_what_is_no_schema_is_not_kept_for_one(answering: Answering) -> None:
-    registry = RestRegistry(Access(answering.url))
+    registry = RestRegistry(Access(answering.url), SettableClock())
     answering.status, answering.body, answering.cut = 200, b'{"status": "starting"}', 0
     with pytest.raises(Unavailable, match="is this a schema registry"):
         registry.get(1)
@@ -156,7 +157,7 @@ def test_no_schema_only_if_every_registry_has_none(answering: Answering, lagging
     try:
         behind.status, behind.body = 404, b'{"error_code": 40403}'
         urls = [behind.url, answering.url] if lagging_first else [answering.url, behind.url]
-        registry = RestRegistry(Access(",".join(urls)))
+        registry = RestRegistry(Access(",".join(urls)), SettableClock())
         with pytest.raises(Unavailable, match=answering.url):
             registry.get(1)
         answering.status, answering.body = 200, json.dumps({"schema": json.dumps(SCHEMA)}).encode()

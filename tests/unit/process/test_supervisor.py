@@ -287,9 +287,9 @@ def answering(port: int, code: int, body: str) -> str:
 
 
 def test_hung_service_is_killed_and_restarted(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "CHECK_WITHIN_S", 0.2)
+    monkeypatch.setattr(supervisor_module, "CHECK_WITHIN_S", 1.0)
     [port] = lease_ports(1)
-    running = Running(folder, answering(port, 200, "{}"), port=port, hang=HangPolicy(idle_s=0.2))
+    running = Running(folder, answering(port, 200, "{}"), port=port, hang=HangPolicy(idle_s=2.0))
     until(lambda: has_request(folder))
     first = running.pid()
     os.kill(first, signal.SIGSTOP)

@@ -178,7 +178,7 @@ def test_messages_beyond_the_budget_are_refused_with_a_delay() -> None:
         server.add_call("Test", "Slow", slow, scope="send")
 
     with (
-        serving(add, message_timeout_s=1.5, budget_bytes=1, budget_setting="FRESHET_X") as server,
+        serving(add, message_timeout_s=4.0, budget_bytes=1, budget_setting="FRESHET_X") as server,
         grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel,
     ):
         first = channel.unary_unary("/Test/Slow").future(b"first", timeout=DEADLINE_S)

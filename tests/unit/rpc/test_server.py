@@ -259,7 +259,7 @@ def test_a_stream_that_stops_within_a_message_is_ended():
         yield next(split_message(a_frame(1, size=100_000), PLAIN.max_message_bytes))
         over.wait(DEADLINE_S)
 
-    with listening(work_bytes=850_000, piece_timeout_s=3.0) as server:
+    with listening(work_bytes=850_000, piece_timeout_s=5.0) as server:
         with open_channel(f"127.0.0.1:{server.port}", PLAIN) as channel:
             stalled = channel.stream_stream(ECHO)(stopping(), timeout=DEADLINE_S)
             wait_for(lambda: server.counts.frames["Echo"] == 1, DEADLINE_S)
@@ -285,10 +285,15 @@ def test_a_slow_message_with_timely_pieces_is_answered():
             yield piece
             went_on.wait(0.4)
 
-    with listening(piece_timeout_s=3.0) as server:
-        (answer, *_) = calling(server, PLAIN, pausing())
-        assert answer.id == 1
-        assert server.counts.refused == {}
+    def is_answered() -> bool:
+        """Or not: on a machine that stood still for longer between two pieces."""
+        with listening(piece_timeout_s=3.0) as server, suppress(Unavailable):
+            (answer, *_) = calling(server, PLAIN, pausing())
+            assert server.counts.refused == {}
+            return answer.id == 1
+        return False
+
+    wait_for(is_answered, 120.0)  # a time-out of the whole message would end each try
 
 
 def test_an_announced_length_above_the_limit_is_refused():
