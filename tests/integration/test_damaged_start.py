@@ -23,7 +23,7 @@ from freshet.config.spec.model import Spec
 from freshet.process.ports import lease_ports
 from freshet.testing.conditions import wait_until
 
-WITHIN_S = 30.0
+WITHIN_S = 60.0
 
 
 @pytest.fixture(autouse=True)

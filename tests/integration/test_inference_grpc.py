@@ -25,7 +25,7 @@ from tests.integration.hostile import MESSAGES, hostile
 from tests.integration.oip_clients import KSERVE
 
 M = messages(OIP)
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from tests.fixtures.inference import CANDIDATES, COLUMNS, CONTEXT, SPEC, Running
 from tests.fixtures.serving import JSON
 
 M = messages(OIP)
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 SAID = re.compile(
     r"\d+ requests wait to be scored, for which .* are expected; .*FRESHET_INFERENCE_QUEUE_WAIT"
 )

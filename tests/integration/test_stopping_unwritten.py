@@ -25,7 +25,7 @@ from freshet.rpc.channel import MIB, Transport
 from freshet.testing.conditions import wait_until
 from tests.fixtures.trainers import own_trainer
 
-WITHIN_S = 30.0
+WITHIN_S = 60.0
 
 
 class Closing:

@@ -144,9 +144,14 @@ class Process:
 
 
 def _pour(pipe: IO[bytes], out: IO[bytes]) -> None:
+    moment = threading.Event()
     with pipe, out:
         while some := os.read(pipe.fileno(), 1 << 16):
-            out.write(some)
+            while some:
+                try:
+                    some = some[out.write(some) or 0 :]
+                except OSError:  # a test lets this process write nothing for a moment
+                    moment.wait(_LOOK_S)
 
 
 def pause(pid: int) -> None:

@@ -20,7 +20,7 @@ from freshet.testing.reference import ReferenceRowService
 from freshet.types import Fence
 from tests.fixtures.embedder import RemoteScene
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture

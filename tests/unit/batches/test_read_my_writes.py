@@ -21,7 +21,7 @@ from freshet.types import F32, OffsetRange, bucket_of
 from tests.fixtures.embedder import SPEC, PipelinedScene, RemoteScene
 from tests.fixtures.row_services import HeldRows
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 BATCH = 4
 NO_STATE = np.empty((1, 0), np.float32)
 

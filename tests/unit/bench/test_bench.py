@@ -105,7 +105,7 @@ def test_one_that_hangs_is_ended_with_what_it_started(modules, tmp_path):
         except FileNotFoundError:
             return True
 
-    wait_until("the child has ended", ended, within_s=10)
+    wait_until("the child has ended", ended, within_s=60)
 
 
 def test_the_list_has_all_measurements(capsys):

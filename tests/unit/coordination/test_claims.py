@@ -45,7 +45,7 @@ from freshet.types import Append, BytesColumn, Fence, TopicPartition
 
 CONTROL = TopicPartition("control", 0)
 LEASE_S, HEARTBEAT_S = 0.8, 0.05
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def book_of(*records: bytes) -> ClaimBook:

@@ -19,7 +19,7 @@ from freshet.testing.contracts.batches import gradients_of
 from freshet.testing.contracts.rowservice import PARTITIONS
 from tests.fixtures.embedder import IdDecoders, RemoteScene
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 LEASE_S = 0.6
 
 

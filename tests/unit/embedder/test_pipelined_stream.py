@@ -16,7 +16,7 @@ from freshet.trainer.step_coordinator import BatchVerdict, DenseLedger
 from tests.fixtures.embedder import IdDecoder, PipelinedScene
 from tests.fixtures.row_services import HeldRows, HeldRowsAfter, LossyRows
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 BATCH = 4
 
 

@@ -97,7 +97,7 @@ def test_a_process_differs_from_another_with_its_id(tmp_path: Path) -> None:
     script.write_text("input()")
     ours = subprocess.Popen([sys.executable, str(script), "freshet"], stdin=subprocess.PIPE)
     try:
-        wait_until("its interpreter is loaded", lambda: (memory_mb(ours.pid) or 0) > 1, within_s=10)
+        wait_until("its interpreter is loaded", lambda: (memory_mb(ours.pid) or 0) > 1, within_s=60)
         birth = birth_of(ours.pid)
         assert is_alive(ours.pid, birth)
         assert not is_alive(ours.pid, f"another boot:{birth.rpartition(':')[2]}"), "of another run"

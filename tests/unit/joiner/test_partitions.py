@@ -20,7 +20,7 @@ from freshet.types import Append
 from tests.fixtures.join_events import JsonDecoder, label, plan_of
 from tests.fixtures.joiner import World
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 PLAN = plan_of(label("click", 300), grace_ms=100)
 
 

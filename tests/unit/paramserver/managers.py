@@ -21,7 +21,7 @@ from freshet.types import I64, Bucket, Fence, TopicPartition
 
 BUCKETS = 64
 SLICES = list(slices_of(BUCKETS))
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 
 class Rows:

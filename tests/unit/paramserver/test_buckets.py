@@ -32,7 +32,7 @@ STORED: list[Row] = [
 NEW: list[Row] = [
     (table, (key * 0x9E3779B97F4A7C15) % (1 << 64)) for table in (0, 1) for key in range(60, 90)
 ]
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 EVERY_BUCKET = [Bucket(b) for b in range(PARSED.buckets)]
 
 

@@ -29,7 +29,7 @@ from tests.fixtures.shards import PARSED, TOPICS, shard_of
 SAMPLES = TopicPartition(TOPICS.samples, 0)
 SLICES = list(slices_of(PARSED.buckets))
 RECORDS = 5
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 
 class Member:

@@ -21,7 +21,7 @@ from freshet.wires.row_wire import RowWire
 
 TRANSPORT = Transport(max_message_bytes=1 << 16)
 WIDTH, STATES = 60, 4
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Rows:

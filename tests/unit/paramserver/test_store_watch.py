@@ -30,7 +30,7 @@ def test_figures_of_the_servers_are_read() -> None:
     watch = StoreWatch(Servers(), poll_s=3600)
     watch.start()
     try:
-        wait_until("they were looked at", lambda: bool(watch.seen), within_s=10)
+        wait_until("they were looked at", lambda: bool(watch.seen), within_s=60)
     finally:
         watch.stop()
 

@@ -160,7 +160,7 @@ def test_client_spans_leave_space_for_event_spans() -> None:
 
     assert queue.counts()["dropped"] == 99, "one more than the queue of 18 holds"
     exporter.go.set()
-    wait_until("all were sent", lambda: queue.counts()["sent"] == 20, within_s=10)
+    wait_until("all were sent", lambda: queue.counts()["sent"] == 20, within_s=60)
     record(queue, by_client=True)  # there is space again
     queue.shutdown()
     assert queue.counts() == {"sent": 21, "dropped": 99, "failed": 0}
@@ -170,7 +170,7 @@ def test_refused_spans_are_counted(collector: Receiver) -> None:
     collector.refuses = True
     queue = ExportQueue(otlp_exporter(collector.url), 1, delay_ms=1)
     record(queue)
-    wait_until("it was refused", lambda: queue.counts()["failed"] == 1, within_s=10)
+    wait_until("it was refused", lambda: queue.counts()["failed"] == 1, within_s=60)
     collector.refuses = False
     record(queue)
     queue.shutdown()

@@ -13,7 +13,7 @@ from freshet.observability.grpc_metrics import ListenerCounts
 from freshet.rpc.channel import Transport
 from freshet.rpc.public_server import PublicServer
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)

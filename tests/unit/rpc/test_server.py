@@ -31,7 +31,7 @@ from freshet.testing.conditions import wait_for
 
 PLAIN = Transport(max_message_bytes=1 << 16)
 ECHO = method_name("Test", "Echo")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def echo(frame: Frame) -> bytes:

@@ -14,7 +14,7 @@ from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.testing.conditions import wait_until
 from freshet.trainer.membership import Loading, Membership, QuorumOptions
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @contextmanager

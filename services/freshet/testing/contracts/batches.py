@@ -26,7 +26,7 @@ from freshet.types import F32
 
 __all__ = ["BatchStreamContract", "Scene"]
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 WAIT_S = 0.02
 """Wait for a batch that must not come."""
 

@@ -15,7 +15,7 @@ from freshet.types import Append, BytesColumn, Records, TopicPartition
 
 __all__ = ["EventLogContract", "answered", "append_to", "read_all"]
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 """Longest wait for a result that should come at once."""
 
 T0 = TopicPartition("t", 0)
