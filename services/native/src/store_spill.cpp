@@ -47,7 +47,7 @@ void Store::plan_spill(Group& group, uint32_t bucket, size_t want, bool full, Sp
     Header& header = group.header(group.slot_at(rows, row));
     const RowId id{header.key, static_cast<uint8_t>(header.meta & meta::kTableMask)};
     if (!(header.meta & meta::kOnDisk)) spill.outdated.insert(id);
-    if ((header.meta & meta::kDirtyPublish) || bin.fetched_lately(id)) continue;
+    if ((header.meta & meta::kDirtyPublish) || (spec_.serving && bin.fetched_lately(id))) continue;
     cold_->movable++;
     if (const uint32_t hot = hot_of(header)) {
       // Rows that are used often stay for more rounds: each level is left four times as slowly as the one below.
