@@ -27,9 +27,8 @@ from freshet.trainer.gradient_sums import GradientSums
 from freshet.trainer.membership import Membership, Quorum
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.quality import Quality
-from freshet.trainer.reducers import Reducer
+from freshet.trainer.reducers import PlainReducer, Reducer
 from freshet.trainer.reducers.levels import AdaptiveLevels
-from freshet.trainer.reducers.plain import PlainReducer
 from freshet.trainer.service import TrainingLoop
 from freshet.trainer.state_sync import DenseState, FlushPoint, Progress, SharedMeasures
 from freshet.trainer.step_coordinator import DenseLedger
