@@ -27,7 +27,7 @@ from freshet.config.spec.topics import topics_of
 from freshet.coordination.claims import Claims
 from freshet.log import EventLog, Writer
 from freshet.log.sqlite.event_log import open_url
-from freshet.log.context import ModelContext
+from freshet.log.topics import ModelContext
 from freshet.model import build_model
 from freshet.testing.ledger import LedgerModel
 from freshet.trainer.gradient_sums import GradientSums

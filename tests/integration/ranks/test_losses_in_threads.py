@@ -20,7 +20,7 @@ from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec, Train
 from freshet.config.spec.topics import topics_of
 from freshet.log import EventLog
-from freshet.log.context import ModelContext
+from freshet.log.topics import ModelContext
 from freshet.model import Lane, State, build_model
 from freshet.testing.ledger import LedgerModel, hash_of
 from freshet.trainer.gradient_sums import GradientSums
