@@ -42,7 +42,7 @@ from freshet.coordination.assignment import SLICES, ShardMap
 from freshet.coordination.claims import Claims
 from freshet.embedder.core import embedders_of, rows_of_blocks
 from freshet.log import EventLog
-from freshet.log.context import ModelContext
+from freshet.log.topics import ModelContext
 from freshet.process.ports import lease_ports
 from freshet.testing.conditions import wait_until
 from freshet.types import TopicPartition

@@ -31,8 +31,8 @@ from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
 from freshet.config.spec.topics import ROWS_PARTITIONS
-from freshet.log.context import ModelContext
 from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.log.topics import ModelContext
 from freshet.paramserver.flusher import FlushBook
 from freshet.paramserver.shard import Shard
 from freshet.rows.deltas import RowCodec, RowDelta, decode_rows, encode_rows, records_of

@@ -32,10 +32,9 @@ from bench.rounds import turns
 from bench.two_hosts import FAR_HOST, NEAR_HOST, enter, missing, two_hosts
 from freshet.testing.conditions import wait_until
 from freshet.trainer.membership import Quorum, QuorumOptions
-from freshet.trainer.reducers import ChoosesCodec, Reducer
+from freshet.trainer.reducers import ChoosesCodec, PlainReducer, Reducer
 from freshet.trainer.reducers.group_codecs import IntegerCodec
 from freshet.trainer.reducers.ladder import LadderReducer
-from freshet.trainer.reducers.plain import PlainReducer
 from freshet.trainer.reducers.two_phase import TwoPhase
 from freshet.trainer.torch_process_group import TorchProcessGroup, connect_store, host_store
 from freshet.types import Fence

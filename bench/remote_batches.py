@@ -27,8 +27,7 @@ from freshet.apps.pipeline import Pipeline
 from freshet.apps.trainer import TrainerOptions, TrainerProcess
 from freshet.batches.frames import Names, RequestHeader, batch_frame, batch_of, gradients_frame, gradients_of
 from freshet.batches.grpc_client import RankAssignment, RemoteStream
-from freshet.batches.recent_samples import RecentSamples
-from freshet.batches.stream import BatchStream, TrainBatch
+from freshet.batches.stream import BatchStream, RecentSamples, TrainBatch
 from freshet.clock import SYSTEM_CLOCK
 from freshet.config.settings.common import Codec
 from freshet.config.spec.layout import layout_of

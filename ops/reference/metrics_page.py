@@ -12,7 +12,7 @@ from freshet.observability.grpc_metrics import GRPC_METRICS
 from freshet.observability.metrics import Metric
 from freshet.paramserver.service import PARAMSERVER_METRICS, STORE_METRICS
 from freshet.process.telemetry import PROCESS_METRICS
-from freshet.wires.status import WIRE_METRICS
+from freshet.wires.row_wire import WIRE_METRICS
 from ops.reference.markdown import escaped, grid, header
 
 SERVICES: dict[str, tuple[Metric, ...]] = {

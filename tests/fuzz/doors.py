@@ -33,7 +33,7 @@ from freshet.gateway.service import Gateway, codecs_of, run
 from freshet.log import EventLog
 from freshet.log.sqlite.event_log import open_url
 from freshet.process.ports import lease_ports
-from freshet.rpc.protobuf import GATEWAY, messages
+from freshet.rpc.public_server import GATEWAY, messages
 from freshet.testing.clock import SettableClock
 from freshet.types import TopicPartition
 from tests.fixtures.serving import running, settings

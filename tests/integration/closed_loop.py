@@ -23,9 +23,9 @@ from freshet.config.spec.parse import parse_spec
 from freshet.config.spec.topics import topics_of
 from freshet.features import EventColumns, EventExtractor, SampleColumns
 from freshet.inference.service import Parts, run
-from freshet.log.context import ModelContext
 from freshet.log.schema_ids import SchemaRegistry, framed_id
 from freshet.log.sqlite.event_log import open_url as open_log
+from freshet.log.topics import ModelContext
 from freshet.rows.sqlite.row_store import open_url as open_store
 from freshet.testing.conditions import wait_for
 from freshet.types import Append, BytesColumn, TopicPartition

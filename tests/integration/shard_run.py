@@ -20,8 +20,7 @@ from freshet.config.spec.schemas import load_schemas
 from freshet.coordination.assignment import ShardMap, lease_of, slices_of
 from freshet.coordination.claims import Claims
 from freshet.errors import Refused, Unavailable
-from freshet.log.context import ModelContext
-from freshet.log.topics import ensure_topics
+from freshet.log.topics import ModelContext, ensure_topics
 from freshet.paramserver.shard import Shard
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rows.service import KeyGroup, Push

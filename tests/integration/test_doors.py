@@ -21,7 +21,7 @@ from freshet.errors import BadInput
 from freshet.http.admin import Admin
 from freshet.observability.audit import read_audit
 from freshet.process.ports import lease_ports
-from freshet.rpc.protobuf import GATEWAY, OIP, messages
+from freshet.rpc.public_server import GATEWAY, OIP, messages
 from freshet.testing.conditions import wait_for
 from tests.fixtures.gateway import Running as Gateway
 from tests.fixtures.gateway import ranked, start

@@ -18,7 +18,7 @@ import trustme
 from freshet.errors import Unavailable
 from freshet.log.schema_ids import frame
 from freshet.process.ports import lease_ports
-from freshet.rpc.protobuf import GATEWAY, messages
+from freshet.rpc.public_server import GATEWAY, messages
 from freshet.testing.conditions import wait_for
 from freshet.types import TopicPartition
 from tests.fixtures.gateway import Running, action, avro, ranked, start

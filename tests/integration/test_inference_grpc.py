@@ -18,7 +18,7 @@ import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from freshet.process.ports import lease_ports
-from freshet.rpc.protobuf import OIP, messages
+from freshet.rpc.public_server import OIP, messages
 from freshet.testing.conditions import wait_for
 from tests.fixtures.inference import COLUMNS, SPEC, Running, greedy, serving, trained
 from tests.integration.hostile import MESSAGES, hostile

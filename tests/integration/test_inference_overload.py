@@ -23,7 +23,7 @@ from tritonclient.utils import np_to_triton_dtype
 
 from freshet.inference.scoring import Batcher
 from freshet.process.ports import lease_ports
-from freshet.rpc.protobuf import OIP, messages
+from freshet.rpc.public_server import OIP, messages
 from freshet.testing.conditions import wait_for
 from tests.fixtures.inference import CANDIDATES, COLUMNS, CONTEXT, SPEC, Running, greedy, serving, trained
 from tests.fixtures.serving import JSON

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from freshet.adapters import open_rowstore
-from freshet.log.context import ModelContext
+from freshet.log.topics import ModelContext
 from freshet.paramserver.service import ParamServer, ShardAddress
 from freshet.rows.service import KeyGroup
 from freshet.rows.store import RowStore

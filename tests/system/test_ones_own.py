@@ -30,7 +30,7 @@ from freshet.config.spec.model import Gate
 from freshet.config.spec.schemas import load_schemas
 from freshet.config.spec.topics import topics_of
 from freshet.features import JsonTranscoder, SampleDecoder
-from freshet.log.context import ModelContext
+from freshet.log.topics import ModelContext
 from freshet.model import build_model
 from freshet.model.inputs import GroupInputs, ModelInputs
 from freshet.rows.service import KeyGroup

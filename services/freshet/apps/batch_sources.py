@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from freshet.batches.recent_samples import RecentSamples
-from freshet.batches.stream import BatchStream
+from freshet.batches.stream import BatchStream, RecentSamples
 from freshet.config.avro.schema import Record
 from freshet.coordination.assignment import former_fences, slices_of
 from freshet.coordination.claims import Claims, Lease
@@ -25,7 +24,7 @@ from freshet.embedder.lane import DenseApplied, LanePartitions
 from freshet.embedder.pipeline import BatchPipeline
 from freshet.errors import Fenced, Unavailable
 from freshet.log import Writer
-from freshet.log.context import ModelContext
+from freshet.log.topics import ModelContext
 from freshet.model import NATIVE_KINDS, DenseModel
 from freshet.model.native_loop import NativeLoop
 from freshet.paramserver.shard import Shard
@@ -35,7 +34,7 @@ from freshet.tables import NO_BOUND, RowsBound
 from freshet.trainer.membership import FixedMembership, Membership, QuorumOptions
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.service import Trainer
-from freshet.wires.status import tables_of_groups, wires_status
+from freshet.wires.row_wire import tables_of_groups, wires_status
 
 log = structlog.get_logger("freshet.training")
 

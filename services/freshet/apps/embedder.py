@@ -19,7 +19,7 @@ from freshet.embedder.block_decoder import BlockDecoders
 from freshet.embedder.service import EMBEDDER_METRICS, Embedder, EmbedderAddress
 from freshet.http.addresses import Address
 from freshet.http.admin import Admin
-from freshet.log.context import ModelContext
+from freshet.log.topics import ModelContext
 from freshet.observability.grpc_metrics import GRPC_METRICS
 from freshet.observability.metrics import register
 from freshet.process.lifecycle import Cleanup
@@ -28,7 +28,7 @@ from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rpc.channel import Transport, transport_of
 from freshet.rpc.server import STREAMS, WORK_BYTES, FrameServer
 from freshet.wires.link_codecs import CodecChoice
-from freshet.wires.status import WIRE_METRICS, WiresStatus, tables_of_groups, wires_status
+from freshet.wires.row_wire import WIRE_METRICS, WiresStatus, tables_of_groups, wires_status
 
 
 def build_transport(settings: Settings, spec: Spec) -> Transport:

@@ -24,8 +24,8 @@ from freshet.config.settings import RunFolder, load_settings
 from freshet.config.spec.identity import identity_hash
 from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import Schemas, sample_reader
-from freshet.log.context import ModelContext
 from freshet.log.schema_ids import SchemaRegistry
+from freshet.log.topics import ModelContext
 from freshet.observability.logging import configure_logging
 from freshet.process.lifecycle import Cleanup
 from freshet.trainer.quality import PredictionRecorder

@@ -25,8 +25,7 @@ from freshet.trainer.membership import Membership, QuorumOptions
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.service import Trainer
 from freshet.wires.link_codecs import CodecChoice
-from freshet.wires.row_wire import RowWires
-from freshet.wires.status import tables_of_groups, wires_status
+from freshet.wires.row_wire import RowWires, tables_of_groups, wires_status
 
 
 @dataclass(frozen=True, slots=True)

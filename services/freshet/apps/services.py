@@ -160,7 +160,7 @@ def run_embedder(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Run a paramserver: a shard of the rows."""
     from freshet.apps.embedder import build_transport
-    from freshet.log.context import ModelContext
+    from freshet.log.topics import ModelContext
     from freshet.paramserver.balancer import Bounds
     from freshet.paramserver.service import ParamServer, ShardAddress
 

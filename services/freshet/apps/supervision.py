@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
+import subprocess
 import sys
 import threading
 import time
@@ -11,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import orjson
+
 from freshet.adapters import open_eventlog
-from freshet.apps.model_trial import refuse_bad_model
 from freshet.apps.ports import PORT_SETTINGS, ROLES, ports_of
 from freshet.apps.recorded_spec import keep_spec, refuse_another_model
 from freshet.apps.row_memory import rows_memory
 from freshet.config.settings import Settings, load_settings
-from freshet.config.spec import load_spec
+from freshet.config.spec import Spec, load_spec
 from freshet.config.spec.schemas import load_schemas
 from freshet.errors import ConfigError
 from freshet.http import tls
@@ -32,6 +34,9 @@ from freshet.terminal import emit_end, say
 
 READY_WAIT_S = 60.0
 """Time after which the terminal names the services that are not ready; they continue to start."""
+
+STDERR_LINES = 5
+"""Last lines of standard error that a report of a failed trial quotes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,7 @@ def prepare(
     """
     spec = load_spec(spec_file)
     schemas = load_schemas(spec, str(spec_file))
-    refuse_bad_model(spec, spec_file)
+    _refuse_bad_model(spec, spec_file)
     settings = load_settings(run_folder=folder)
     tls.use(settings)
     if console:
@@ -194,6 +199,26 @@ def console_address(run: Run) -> str | None:
     settings = run.settings
     token = console_token(settings.console.token, settings.common.run.state, settings.console.token_file)
     return f"{tls.scheme()}://{Address(process.host, process.port)}/#token={token}"
+
+
+def _refuse_bad_model(spec: Spec, spec_file: Path) -> None:
+    """Raise ConfigError if `model.kind` names a class that cannot be trained and served.
+
+    The trial takes as long as importing the class, in another process; built-in kinds are not tried.
+    """
+    if ":" not in spec.model.kind:
+        return
+    command = [sys.executable, "-m", "freshet.model.trial", str(spec_file)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)  # nosec B603  # no shell
+    if done.returncode == 0:
+        return
+    try:
+        error = ConfigError(**orjson.loads(done.stdout.splitlines()[-1]))
+    except (IndexError, TypeError, orjson.JSONDecodeError):
+        tail = "\n  ".join(done.stderr.decode(errors="replace").strip().splitlines()[-STDERR_LINES:])
+        hint = f"trying it ended with {done.returncode}: {tail}"
+        error = ConfigError(str(spec_file), "model.kind", spec.model.kind, "a class that can be used", hint)
+    raise error
 
 
 def _refuse_without_console() -> None:

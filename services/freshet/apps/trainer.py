@@ -17,8 +17,7 @@ from freshet.adapters import open_eventlog, open_rowstore, open_versions
 from freshet.apps.batch_sources import BatchSource, OwnRows, RankContext
 from freshet.apps.metrics import DAMAGED_STATE, TRAINER_METRICS
 from freshet.apps.row_memory import trainer_rows_bound
-from freshet.batches.recent_samples import RecentSamples
-from freshet.batches.stream import BatchStream
+from freshet.batches.stream import BatchStream, RecentSamples
 from freshet.config.settings import Settings
 from freshet.config.spec.identity import identity_hash
 from freshet.config.spec.model import Spec
@@ -28,7 +27,7 @@ from freshet.coordination.claims import LEASE_S, Claims
 from freshet.embedder.core import lanes_for
 from freshet.errors import Corrupt
 from freshet.http.admin import Admin
-from freshet.log.context import ModelContext
+from freshet.log.topics import ModelContext
 from freshet.model import FreezesVariance, build_model
 from freshet.observability.metrics import CachedGauge, register
 from freshet.process.lifecycle import CLOSE_S, LAST_S, Cleanup, Drain, interruptible_start
@@ -45,7 +44,7 @@ from freshet.trainer.step_coordinator import AVERAGE_S, DenseLedger
 from freshet.trainer.version_writer import Pins, VersionWriter, restart_point
 from freshet.types import Bucket, TopicPartition
 from freshet.versions import VersionStore
-from freshet.wires.status import WIRE_METRICS, WiresStatus
+from freshet.wires.row_wire import WIRE_METRICS, WiresStatus
 
 log = structlog.get_logger("freshet.training")
 

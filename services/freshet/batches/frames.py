@@ -34,8 +34,20 @@ from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.rows.grpc.frames import add_known, known_of
 from freshet.rows.service import KeyGroup, RowStates
 from freshet.rpc.channel import Transport
-from freshet.rpc.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, read_values, rows_in
-from freshet.rpc.indexes import add_positions, add_tables, read_positions, read_tables
+from freshet.rpc.frames import (
+    BadFrame,
+    Frame,
+    Kind,
+    Part,
+    add_positions,
+    add_tables,
+    add_values,
+    encode_frame,
+    read_positions,
+    read_tables,
+    read_values,
+    rows_in,
+)
 from freshet.rpc.pieces import MAX_PIECES, MIN_LIMIT_BYTES
 from freshet.types import F32, U32, Fence, OffsetRange, bucket_of
 from freshet.wires.codecs import RowCodec

@@ -25,10 +25,9 @@ import structlog
 
 from freshet.batches.frames import Names, RequestHeader, batch_of, flush_frame, gradients_frame, take_frame
 from freshet.batches.read_my_writes import ReadMyWrites
-from freshet.batches.recent_samples import RecentSamples
-from freshet.batches.stream import BatchStream, TrainBatch
+from freshet.batches.stream import BatchStream, RecentSamples, TrainBatch
 from freshet.errors import ConfigError, Corrupt, DataLost, Fenced, FreshetError, Mismatch, Overloaded
-from freshet.log.context import ModelContext
+from freshet.log.topics import ModelContext
 from freshet.model.inputs import ModelInputs
 from freshet.rpc.channel import Transport
 from freshet.rpc.frames import Frame, decode_frame, encode_frame

@@ -24,9 +24,9 @@ from freshet.embedder.core import rows_of_blocks
 from freshet.errors import Corrupt, Unavailable
 from freshet.features import BlockColumns, Decoded, SampleDecoder, read_blocks
 from freshet.log import Writer
-from freshet.log.context import ModelContext
 from freshet.log.records import letter
 from freshet.log.schema_ids import SchemaRegistry
+from freshet.log.topics import ModelContext
 from freshet.observability.metrics import Metric
 from freshet.types import F32, I64, U8, U64, Append, Bool, BytesColumn
 

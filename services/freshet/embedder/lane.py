@@ -1,5 +1,6 @@
 """Lanes of the batch pipeline, and the lane that does everything on its caller's thread.
 
+`RowsAhead` meanwhile fetches rows of that lane's later batches from disk.
 `freshet.embedder.prefetch_lane` has the lane with threads of its own. For native models a direct lane issues
 runs of batches; native code looks their rows up and pushes them (`freshet.model.native_loop`).
 
@@ -9,30 +10,29 @@ Letters: U rows of a group, G gradients of a group, S floats of a row, K batches
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
 import structlog
 
 from freshet.batches.read_my_writes import ReadMyWrites
-from freshet.batches.recent_samples import RecentSamples
-from freshet.batches.stream import TrainBatch, TrainRun
+from freshet.batches.stream import RecentSamples, TrainBatch, TrainRun
 from freshet.clock import Stopwatch
 from freshet.embedder.batch_builder import BatchBuilder, BuiltBatch, Slot
 from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.core import BatchPlan
 from freshet.embedder.partition_reader import BatchSizes, PartitionReader
-from freshet.embedder.rows_ahead import RowsAhead
 from freshet.embedder.staleness_limiter import StalenessLimiter
 from freshet.errors import Refused, Unavailable
-from freshet.log.context import ModelContext
+from freshet.log.topics import ModelContext
 from freshet.model.inputs import Labels, ModelInputs
 from freshet.model.native_loop import MOMENTS, Ended, LoopBatches, Ran
 from freshet.observability.spans import record_batch, start_rows_call
 from freshet.observability.trace_ids import TracedBatch
 from freshet.observability.tracing import end_span, now_ns, running
 from freshet.rows.service import LookupsAfter, NativeRows, RowService
+from freshet.tables import Store
 from freshet.types import F32, I64, U8, U32, U64, BytesColumn, Fence, OffsetRange
 
 log = structlog.get_logger("freshet.embedder")
@@ -116,6 +116,39 @@ class Lane:
     def _record(self, plan: BatchPlan, request_ids: U64, start_ns: int) -> TracedBatch | None:
         topic = self._reader.topic
         return record_batch(plan.ranges, len(plan.blocks), request_ids, topic, start_ns)
+
+
+class RowsAhead:
+    """Brings rows of one lane's later batches from a local disk into memory, while the lane trains.
+
+    Only a hint: batches, offsets and dead letters are those of the lane itself, which decodes the blocks
+    again; a lookup reads what is not fetched. The fetches run on a thread; the lane's thread calls this.
+    """
+
+    def __init__(self, store: Store, builder: BatchBuilder, decoder: BlockDecoder) -> None:
+        """Fetch nothing yet; `decoder` is the lane's."""
+        self._store, self._builder, self._decoder = store, builder, decoder
+        self._slot = builder.slot()
+        self._thread = ThreadPoolExecutor(1, "rows-ahead")
+        self._last: Future[None] | None = None
+
+    def begin(self, blocks: BytesColumn) -> Future[None] | None:
+        """Begin to fetch the rows of blocks, after those begun before; returns the fetch begun before.
+
+        The lane must wait for that one before it looks these rows up, or it would read them once more.
+        """
+        before = self._last
+        self._last = self._thread.submit(self._fetch, blocks) if len(blocks) else None
+        return before
+
+    def _fetch(self, blocks: BytesColumn) -> None:
+        columns = self._decoder.peek(blocks)
+        if columns is not None:
+            self._store.fetch(self._builder.keys(columns, self._slot))
+
+    def close(self) -> None:
+        """End the thread, after what it has begun. Idempotent."""
+        self._thread.shutdown()
 
 
 class DirectLane(Lane):

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from freshet.batches.read_my_writes import ReadMyWrites
-from freshet.batches.recent_samples import RecentSamples
-from freshet.batches.stream import RunStream, TrainBatch, TrainRun
+from freshet.batches.stream import RecentSamples, RunStream, TrainBatch, TrainRun
 from freshet.clock import summed
 from freshet.embedder.batch_builder import BatchBuilder, pools_of
 from freshet.embedder.block_decoder import BlockDecoder
@@ -17,7 +16,7 @@ from freshet.embedder.lane import STAGES, DirectLane, LaneContext, LaneCounts, L
 from freshet.embedder.partition_reader import BatchSizes, lag_of
 from freshet.embedder.prefetch_lane import PrefetchLane
 from freshet.embedder.staleness_limiter import Permits, StalenessLimiter
-from freshet.log.context import ModelContext
+from freshet.log.topics import ModelContext
 from freshet.model import NATIVE_KINDS
 from freshet.model.inputs import ModelInputs
 from freshet.model.native_loop import Ran

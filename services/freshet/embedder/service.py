@@ -34,7 +34,7 @@ from freshet.embedder.lane import LanePartitions
 from freshet.embedder.pipeline import BatchPipeline
 from freshet.errors import Fenced, Unavailable
 from freshet.http.addresses import Address
-from freshet.log.context import ModelContext
+from freshet.log.topics import ModelContext
 from freshet.observability.metrics import CachedGauge, Metric
 from freshet.rows.service import RowService
 from freshet.rpc.frames import Frame, Kind

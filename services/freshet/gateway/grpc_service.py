@@ -11,8 +11,7 @@ from freshet.gateway.api import AVRO, AVRO_BATCH, ROLES
 from freshet.gateway.stream_endpoint import JSON, Acks, StreamEndpoint
 from freshet.http.authenticator import Principal
 from freshet.rpc.errors import CallStatus
-from freshet.rpc.protobuf import GATEWAY, messages, parse
-from freshet.rpc.public_server import PublicServer
+from freshet.rpc.public_server import GATEWAY, PublicServer, messages, parse
 
 SERVICE = f"{GATEWAY}.Gateway"
 _ROLES = dict(enumerate(ROLES, 1))

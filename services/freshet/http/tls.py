@@ -3,6 +3,8 @@
 Certificates are renewed by replacing files; a service keeps its certificates until the new files match each
 other, and uses the new ones from the next handshake on. The settings are applied once, when the process
 starts (`use`); without certificates all is plain HTTP. The package `cryptography` is not needed.
+
+Files of tokens are watched by the same `file_stamp` as those of certificates.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ import structlog
 
 from freshet.config.settings import Settings
 from freshet.errors import ConfigError
-from freshet.file_stamp import file_stamp
 from freshet.observability.metrics import Metric
 
 log = structlog.get_logger("freshet.tls")
@@ -54,6 +55,18 @@ _ENDED: Counter[str] = Counter()
 
 
 # --- certificate files
+
+
+def file_stamp(path: str | os.PathLike[str]) -> tuple[int, ...]:
+    """Return values that change with a file's content, its replacement or a link's target; () without a file.
+
+    Two writes of equal length within one tick of the file system's clock look alike.
+    """
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError
-from freshet.file_stamp import file_stamp
+from freshet.http.tls import file_stamp
 from freshet.http.tokens import TokenEntry, digest_of, line_of, parse_tokens
 
 log = structlog.get_logger(__name__)

@@ -25,8 +25,7 @@ from freshet.inference.oip import (
 )
 from freshet.inference.oip_model import OipModel, Output
 from freshet.release import RELEASE
-from freshet.rpc.protobuf import OIP, messages, parse
-from freshet.rpc.public_server import PublicServer
+from freshet.rpc.public_server import OIP, PublicServer, messages, parse
 
 _INPUT, _OUTPUT = 5, 6
 """Fields of inference.ModelInferRequest."""

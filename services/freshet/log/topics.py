@@ -1,9 +1,12 @@
-"""Creation of a model's topics on any event log."""
+"""A model on any event log: the creation of its topics, and the context that its services share."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
+from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.config.spec.layout import Layout, layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import streams_of
 from freshet.config.spec.topics import RecordLimits, TopicPlan, Topics, topics_of
@@ -11,6 +14,23 @@ from freshet.errors import ConfigError, Mismatch
 from freshet.log import EventLog, TopicInfo
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,200}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelContext:
+    """A model as its processes see it: its spec, its topics in the event log, and the clock."""
+
+    spec: Spec
+    spec_hash: str  # identity of the spec; processes and stores of a model have the same
+    layout: Layout  # of the spec
+    log: EventLog
+    topics: Topics
+    clock: Clock = SYSTEM_CLOCK
+
+    @classmethod
+    def open(cls, spec: Spec, spec_hash: str, log: EventLog, clock: Clock = SYSTEM_CLOCK) -> ModelContext:
+        """Create the missing topics of a model. Raises Mismatch as `ensure_topics` does."""
+        return cls(spec, spec_hash, layout_of(spec), log, ensure_topics(log, spec), clock)
 
 
 def ensure_topics(log: EventLog, spec: Spec) -> Topics:

@@ -1,16 +1,20 @@
 """Trial of a user's class before anything runs: build it, train a step on random samples, serve it.
 
 `freshet check` and `freshet up` report errors that would otherwise end a trainer at its first batch, or make
-served scores differ from trained ones silently.
+served scores differ from trained ones silently. `python -m freshet.model.trial SPEC` prints such an error as
+JSON, for `up`, which need not load torch itself and survives a failed import.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
+import orjson
 
+from freshet.config.spec import load_spec
 from freshet.config.spec.layout import Group, layout_of
 from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError, FreshetError
@@ -130,3 +134,17 @@ def _group(spec: Spec, group: Group, size: int, rng: np.random.Generator) -> Gro
     rows[0] = 0.0  # like a new row
     where = np.concatenate(positions) if positions else np.empty(0, np.int32)
     return GroupInputs(rows, where, np.array(starts, np.uint32), ends)
+
+
+def _main(spec_file: str) -> int:
+    try:
+        try_out(load_spec(spec_file), spec_file)
+    except ConfigError as error:
+        fields = {name: str(getattr(error, name)) for name in ("where", "key", "found", "expected", "hint")}
+        print(orjson.dumps(fields).decode())
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1]))

@@ -24,7 +24,7 @@ import numpy as np
 import structlog
 
 from freshet.errors import Corrupt, DataLost, Fenced, FreshetError, Unavailable
-from freshet.log.context import ModelContext
+from freshet.log.topics import ModelContext
 from freshet.paramserver.flusher import PART_OF_BOUND, Flusher
 from freshet.rows.service import KeyGroup
 from freshet.rows.store import LostMetas, RowStore, StoreIdentity

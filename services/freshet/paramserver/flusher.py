@@ -21,7 +21,7 @@ import structlog
 
 from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Fenced, FreshetError, Unavailable
-from freshet.log.context import ModelContext
+from freshet.log.topics import ModelContext
 from freshet.observability.spans import record_rows_sends
 from freshet.observability.tracing import now_ns
 from freshet.rows.deltas import records_of

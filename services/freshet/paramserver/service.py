@@ -15,7 +15,7 @@ from freshet.batches.frames import streams, work_bytes
 from freshet.coordination.claims import LEASE_S, Claims
 from freshet.errors import FreshetError, Unavailable
 from freshet.http.addresses import Address
-from freshet.log.context import ModelContext
+from freshet.log.topics import ModelContext
 from freshet.observability.grpc_metrics import GRPC_METRICS
 from freshet.observability.metrics import Metric, register
 from freshet.paramserver.balancer import DEFAULT_BOUNDS, Bounds, LoadBalancer
@@ -29,7 +29,7 @@ from freshet.rows.store import OnServers, RowStore, StoreServer
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import STREAMS, WORK_BYTES, FrameServer
 from freshet.tables import NO_BOUND, RowsBound
-from freshet.wires.status import WIRE_METRICS, WiresStatus, tables_of_groups, wires_status
+from freshet.wires.row_wire import WIRE_METRICS, WiresStatus, tables_of_groups, wires_status
 
 POLL_S = 10.0
 

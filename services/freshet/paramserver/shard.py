@@ -14,7 +14,7 @@ import numpy as np
 import structlog
 
 from freshet.errors import Fenced, FreshetError, Refused, Unavailable
-from freshet.log.context import ModelContext
+from freshet.log.topics import ModelContext
 from freshet.observability.metrics import Metric
 from freshet.observability.spans import end_push_answer, start_rows_answer
 from freshet.observability.tracing import Context, end_span, running

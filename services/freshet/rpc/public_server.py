@@ -1,10 +1,15 @@
-"""The gRPC listener for external clients, on a service's own event loop beside its HTTP listener.
+"""gRPC for external clients: the listener, on a service's own event loop beside its HTTP listener, and the
+protobuf messages of the .proto files in `schemas/`.
 
 Handlers take and return the bytes of protobuf messages, on the loop of the HTTP handlers, so that they share
 state without locks. A handler's exception ends the call with the status of its family.
 
 Every method reads its messages itself, also those that clients know as unary (the same on the wire): so a
 message that gRPC drops for its size is noticed and counted.
+
+The messages' descriptors, compiled by `python -m ops.protos`, have their own pool, as `tritonclient` and
+`kserve` register the same names in the default. Protobuf's runtime makes the classes, so that no generated
+code requires one release of protobuf.
 """
 
 from __future__ import annotations
@@ -12,15 +17,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 from urllib.parse import unquote
 
 import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
 from grpc import aio
 
-from freshet.errors import Overloaded, TooLarge
+from freshet.errors import BadInput, Overloaded, TooLarge
 from freshet.http.authenticator import ANONYMOUS, Authenticator, Principal
 from freshet.http.endpoint import TOKEN_CODES
 from freshet.http.messages import HttpError
@@ -55,6 +63,12 @@ CLIENT_PING_MS = 10_000
 WINDOW_BYTES = 64 << 10
 """Bytes of a call that its client may send before its message is read. By default gRPC grows it with the
 link's delay and rate, to many MiB; a message that is being read gets the window that it needs in any case."""
+
+DESCRIPTORS = Path(__file__).with_name("protobuf.binpb")
+"""A FileDescriptorSet of all .proto files; a test fails when it is stale."""
+
+OIP, GATEWAY = "inference", "freshet.wire.v1"
+"""Packages of the .proto files."""
 
 Handler = Callable[[bytes, Principal], Awaitable[bytes]]
 """Makes the answer to a message of a principal."""
@@ -365,3 +379,41 @@ def _metadata(context: Context, name: str) -> list[bytes]:
     """Return the values of a name in the call's metadata, in order."""
     found = context.invocation_metadata() or ()
     return [v.encode() if isinstance(v, str) else bytes(v) for key, v in found if key == name]
+
+
+class Messages:
+    """The message classes of one package as attributes, with the fields of the .proto file."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            made = message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"{self._package}.{name}"))
+        except KeyError:
+            raise AttributeError(f"{self._package} has no message {name}") from None
+        setattr(self, name, made)
+        return made
+
+
+@cache
+def messages(package: str) -> Messages:
+    """Return the messages of OIP or GATEWAY."""
+    return Messages(package)
+
+
+def parse(message_class: Any, data: bytes) -> Any:
+    """Parse a message; unknown fields are ignored. Raises BadInput."""
+    try:
+        return message_class.FromString(data)
+    except DecodeError:
+        name = message_class.DESCRIPTOR.full_name
+        raise BadInput(f"expected a protobuf message {name}, found {len(data)} bytes that are none") from None
+
+
+@cache
+def _pool() -> descriptor_pool.DescriptorPool:
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(DESCRIPTORS.read_bytes()).file:
+        pool.Add(file)
+    return pool

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from freshet.errors import Mismatch
 from freshet.model import FreezesVariance, Lane, StepResult
 from freshet.trainer.process_group import ProcessGroup
-from freshet.trainer.reducers import ChoosesCodec, ObservesLoss, Reducer
+from freshet.trainer.reducers import ChoosesCodec, ObservesLoss, PlainReducer, Reducer
 from freshet.trainer.reducers.one_bit_adam import MomentumReducer
-from freshet.trainer.reducers.plain import PlainReducer
 from freshet.types import F32, F64, U8
 from freshet.wires.row_wire import RowCounts
 

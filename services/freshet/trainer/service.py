@@ -15,7 +15,7 @@ import structlog
 from freshet.batches.stream import BatchStream, TrainBatch
 from freshet.errors import Corrupt, Fenced, Unavailable
 from freshet.log import Writer
-from freshet.log.context import ModelContext
+from freshet.log.topics import ModelContext
 from freshet.model.native_loop import NativeLoop
 from freshet.process.lifecycle import Pulse
 from freshet.trainer.lanes import STAGES, LaneCallback, Lanes, RunLanes

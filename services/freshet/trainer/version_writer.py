@@ -17,7 +17,7 @@ from freshet.config.spec.transforms import Outcomes, outcomes_of
 from freshet.errors import Corrupt, Fenced, FreshetError, Mismatch
 from freshet.evaluation.gate import Verdict, VersionPredictions, judge
 from freshet.log import EventLog, Writer
-from freshet.log.context import ModelContext
+from freshet.log.topics import ModelContext
 from freshet.model import DenseModel
 from freshet.model.inputs import ModelInputs, arrays_of, inputs_of, joined
 from freshet.observability.skipped_state import skip

@@ -26,20 +26,19 @@ from freshet.config.spec.layout import layout_of
 from freshet.config.spec.topics import topics_of
 from freshet.coordination.claims import Claims
 from freshet.log import EventLog, Writer
-from freshet.log.context import ModelContext
 from freshet.log.sqlite.event_log import open_url
+from freshet.log.topics import ModelContext
 from freshet.model import build_model
 from freshet.testing.ledger import LedgerModel
 from freshet.trainer.gradient_sums import GradientSums
 from freshet.trainer.membership import Membership, QuorumOptions
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.quality import Quality
-from freshet.trainer.reducers import Reducer
+from freshet.trainer.reducers import PlainReducer, Reducer
 from freshet.trainer.reducers.dct import SHARE, Dct
 from freshet.trainer.reducers.group_codecs import IntegerCodec, SignCodec
 from freshet.trainer.reducers.ladder import LadderReducer
 from freshet.trainer.reducers.levels import AdaptiveLevels
-from freshet.trainer.reducers.plain import PlainReducer
 from freshet.trainer.reducers.two_phase import TwoPhase
 from freshet.trainer.service import TrainingLoop
 from freshet.trainer.state_sync import DenseState, Progress, SharedMeasures

@@ -20,16 +20,15 @@ from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec, Train
 from freshet.config.spec.topics import topics_of
 from freshet.log import EventLog
-from freshet.log.context import ModelContext
+from freshet.log.topics import ModelContext
 from freshet.model import Lane, State, build_model
 from freshet.testing.ledger import LedgerModel, hash_of
 from freshet.trainer.gradient_sums import GradientSums
 from freshet.trainer.membership import Membership, Quorum
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.quality import Quality
-from freshet.trainer.reducers import Reducer
+from freshet.trainer.reducers import PlainReducer, Reducer
 from freshet.trainer.reducers.levels import AdaptiveLevels
-from freshet.trainer.reducers.plain import PlainReducer
 from freshet.trainer.service import TrainingLoop
 from freshet.trainer.state_sync import DenseState, FlushPoint, Progress, SharedMeasures
 from freshet.trainer.step_coordinator import DenseLedger

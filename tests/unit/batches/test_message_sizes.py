@@ -20,8 +20,8 @@ from freshet.embedder.block_decoder import DecodedBatch
 from freshet.embedder.core import BatchPlan
 from freshet.errors import ConfigError
 from freshet.features import Decoded, GroupKeys
-from freshet.log.context import ModelContext
 from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.log.topics import ModelContext
 from freshet.rpc.channel import MIB, Transport
 from freshet.rpc.pieces import MAX_PIECES
 from freshet.rpc.server import STREAMS, WORK_BYTES

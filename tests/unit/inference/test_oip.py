@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from freshet.errors import BadInput
 from freshet.inference.oip import InputLimits, RequestedOutput, parse_infer, write_infer
 from freshet.inference.oip_grpc import read_infer
-from freshet.rpc.protobuf import OIP, messages
+from freshet.rpc.public_server import OIP, messages
 from tests.fixtures.effort import examples
 
 M = messages(OIP)

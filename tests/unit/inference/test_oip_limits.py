@@ -13,7 +13,7 @@ from freshet.errors import BadInput
 from freshet.inference import oip, oip_grpc
 from freshet.inference.oip import InputLimits, parse_infer
 from freshet.inference.oip_grpc import check_message, read_infer
-from freshet.rpc.protobuf import OIP, messages, parse
+from freshet.rpc.public_server import OIP, messages, parse
 
 M = messages(OIP)
 LIMITS = InputLimits({"user": None, "items": 3, "items.length": None}, 10)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from freshet.config.spec.layout import layout_of
 from freshet.log import EventLog
-from freshet.log.context import ModelContext
+from freshet.log.topics import ModelContext
 from freshet.paramserver import shard as module
 from freshet.paramserver.shard import Shard
 from freshet.rows.sqlite.row_store import SqliteRowStore

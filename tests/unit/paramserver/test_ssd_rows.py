@@ -15,7 +15,7 @@ from freshet.config.settings import load_settings
 from freshet.config.spec.layout import layout_of
 from freshet.errors import ConfigError, FreshetError, TooLarge, Unavailable
 from freshet.log import EventLog
-from freshet.log.context import ModelContext
+from freshet.log.topics import ModelContext
 from freshet.paramserver import buckets as buckets_module
 from freshet.paramserver.flusher import Flusher
 from freshet.paramserver.shard import Shard

@@ -1,4 +1,4 @@
-"""The public gRPC server: credentials of a call, slow and idle clients, the memory budget."""
+"""The public gRPC server: credentials, slow and idle clients, the memory budget, protobuf messages."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from freshet.errors import BadInput
 from freshet.http.addresses import forwarded_address
 from freshet.http.authenticator import Principal
-from freshet.rpc.public_server import PublicServer, credentials_of
+from freshet.rpc.public_server import DESCRIPTORS, GATEWAY, OIP, PublicServer, credentials_of, messages, parse
+from ops.protos import compiled
 from tests.unit.rpc.listening import DEADLINE_S, Served, serving
 
 
@@ -191,3 +195,26 @@ def test_messages_beyond_the_budget_are_refused_with_a_delay() -> None:
         loops[0].call_soon_threadsafe(go_on.set)
         assert (first.result(), asked(server, b"other")) == (b"first", b"other")
         assert server.counts.held_bytes() == 0
+
+
+def test_the_descriptors_are_those_of_the_proto_files():
+    assert Path(DESCRIPTORS).read_bytes() == compiled(), "run python -m ops.protos"
+
+
+def test_a_message_is_parsed_as_serialized():
+    asked = messages(GATEWAY).PutRequest(id=2**63, body=b"\0\xff", stream=2, encoding=4)
+    assert parse(messages(GATEWAY).PutRequest, asked.SerializeToString()) == asked
+
+
+def test_a_message_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no message Nobody"):
+        _ = messages(OIP).Nobody
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_message_or_bad_input(data):
+    for message_class in (messages(OIP).ModelInferRequest, messages(GATEWAY).PutRequest):
+        try:
+            parse(message_class, data)
+        except BadInput as error:
+            assert message_class.DESCRIPTOR.full_name in str(error)  # noqa: PT017  (either is right)

@@ -10,9 +10,9 @@ import pytest
 from freshet.config.spec.rules import check_rules
 from freshet.errors import ConfigError
 from freshet.model import build_model
+from freshet.trainer.reducers import PlainReducer
 from freshet.trainer.reducers.build import build_reducer
 from freshet.trainer.reducers.one_bit_lamb import LambReducer
-from freshet.trainer.reducers.plain import PlainReducer
 from tests.fixtures.specs import make_spec
 
 

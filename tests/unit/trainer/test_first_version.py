@@ -16,8 +16,8 @@ from freshet.config.spec.parse import parse_spec
 from freshet.config.spec.topics import topics_of
 from freshet.errors import Unavailable
 from freshet.log import Writer
-from freshet.log.context import ModelContext
 from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.log.topics import ModelContext
 from freshet.model import build_model
 from freshet.testing.conditions import wait_for
 from freshet.trainer.process_group import LocalProcessGroup

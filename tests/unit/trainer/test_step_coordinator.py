@@ -15,7 +15,7 @@ from freshet.model.inputs import Labels, ModelInputs
 from freshet.testing.clock import SettableClock
 from freshet.trainer.gradient_sums import GradientSums
 from freshet.trainer.process_group import LocalProcessGroup, RankLost
-from freshet.trainer.reducers.plain import PlainReducer
+from freshet.trainer.reducers import PlainReducer
 from freshet.trainer.step_coordinator import (
     AVERAGE_S,
     EXCHANGE_S,

@@ -15,8 +15,8 @@ from freshet.config.spec.parse import parse_spec
 from freshet.config.spec.topics import topics_of
 from freshet.errors import Fenced, Unavailable
 from freshet.log import EventLog
-from freshet.log.context import ModelContext
 from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.log.topics import ModelContext
 from freshet.model import DenseModel, build_model
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs, inputs_of
 from freshet.trainer.version_writer import JUDGING, Pins, Snapshot, VersionWriter, restart_point

@@ -12,8 +12,7 @@ from freshet.observability.metrics import readings
 from freshet.rpc.frames import Frame, Kind, Part, add_values, decode_frame, encode_frame, read_values
 from freshet.types import F32
 from freshet.wires.codecs import RowCodec
-from freshet.wires.row_wire import CHECK_EVERY, RowWire, RowWires
-from freshet.wires.status import WIRE_METRICS, wires_status
+from freshet.wires.row_wire import CHECK_EVERY, WIRE_METRICS, RowWire, RowWires, wires_status
 
 MAX_BYTES = 1 << 20
 

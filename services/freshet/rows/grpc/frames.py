@@ -23,7 +23,7 @@ M moments at which buckets were read, P partitions, G gradients of a group, R ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -35,16 +35,24 @@ from freshet.errors import Corrupt
 from freshet.observability.tracing import Context
 from freshet.rows.grpc.handles import HANDLE_BYTES, KeysForgottenError
 from freshet.rows.service import KeyGroup, Push
-from freshet.rpc.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, read_values, rows_in
-from freshet.rpc.indexes import (
+from freshet.rpc.frames import (
+    BadFrame,
+    Frame,
+    Kind,
+    NewSections,
+    Part,
     add_beside,
     add_owned,
     add_positions,
     add_tables,
+    add_values,
+    encode_frame,
     read_beside,
     read_owned,
     read_positions,
     read_tables,
+    read_values,
+    rows_in,
 )
 from freshet.tables.changes import KnownPushes
 from freshet.tables.plan import PooledLists
@@ -205,7 +213,7 @@ def rows_frame(
     return encode_frame(Frame(Kind.ROWS, frame_id, codec, sections=sections))
 
 
-def add_known(sections: MutableMapping[tuple[Any, int], NDArray[Any]], known: KnownPushes) -> None:
+def add_known(sections: NewSections, known: KnownPushes) -> None:
     """Add the pushes that a frame's rows contain to its sections: (M, P) int64, and (B,) uint32 a group."""
     sections[Part.MOMENTS, 0] = known.offsets
     for group, moments in known.moment_of.items():
@@ -405,9 +413,7 @@ def _groups_of(frame: Frame, buckets: int) -> list[KeyGroup]:
     return groups
 
 
-def _add_lists(
-    sections: MutableMapping[tuple[Any, int], NDArray[Any]], group: int, lists: PooledLists, rows: int
-) -> None:
+def _add_lists(sections: NewSections, group: int, lists: PooledLists, rows: int) -> None:
     add_beside(sections, group, lists.rows, rows)
     sections[Part.LIST_COUNTS, group] = lists.counts.astype(np.uint16)
     add_positions(sections, group, lists.positions, rows)

@@ -1,5 +1,7 @@
 """Reducers: how ranks sum their dense gradients, and how much of each is sent in a step.
 
+Here are their protocols, and the reducer that sends whole gradients.
+
 A reducer that sends less than a whole gradient keeps the rest as residual (error feedback): what step t
 does not deliver, a later step does. Two rules make this exact (PROTOCOL 14, 15):
 
@@ -17,9 +19,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from freshet.types import F32, F64, U8
 
-__all__ = ["ChoosesCodec", "Collectives", "ObservesLoss", "Reducer"]
+__all__ = ["ChoosesCodec", "Collectives", "ObservesLoss", "PlainReducer", "Reducer"]
 
 
 class Collectives(Protocol):
@@ -89,3 +93,25 @@ class ChoosesCodec(Protocol):
     @property
     def flush_due(self) -> bool:
         """Whether rank 0 wants a flush, to change it."""
+
+
+class PlainReducer:
+    """The `Reducer` that sends every gradient whole.
+
+    It has no residual: every step delivers the whole sum, so every step is a flush point.
+    """
+
+    def __init__(self) -> None:
+        self._size = 0
+
+    def reduce(self, group: Collectives, gradient: F32) -> None:
+        """Sum the (d,) gradient over the ranks in place. Raises RankLost."""
+        self._size = len(gradient)
+        group.reduce([gradient])
+
+    def flush(self, group: Collectives) -> F32:
+        """Return (d,) zeros, without a message: `reduce` has delivered all."""
+        return np.zeros(self._size, np.float32)
+
+    def reset(self) -> None:
+        """Do nothing: there is no residual."""

@@ -9,14 +9,13 @@ import numpy as np
 from freshet.config.spec.model import Reduce, Spec
 from freshet.errors import ConfigError
 from freshet.model import DenseModel, FreezesVariance, NamesTensors, StepsLamb
-from freshet.trainer.reducers import Reducer
+from freshet.trainer.reducers import PlainReducer, Reducer
 from freshet.trainer.reducers.dct import SHARE, Dct
 from freshet.trainer.reducers.group_codecs import IntegerCodec
 from freshet.trainer.reducers.ladder import LadderReducer
 from freshet.trainer.reducers.levels import AdaptiveLevels
 from freshet.trainer.reducers.one_bit_adam import MomentumReducer, OneBitAdam
 from freshet.trainer.reducers.one_bit_lamb import LambReducer, OneBitLamb
-from freshet.trainer.reducers.plain import PlainReducer
 from freshet.trainer.reducers.two_phase import TwoPhase
 
 __all__ = ["build_reducer", "reducer_name"]

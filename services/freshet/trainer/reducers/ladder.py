@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.trainer.reducers import Collectives, Reducer
+from freshet.trainer.reducers import Collectives, PlainReducer, Reducer
 from freshet.trainer.reducers.group_codecs import IntegerCodec
-from freshet.trainer.reducers.plain import PlainReducer
 from freshet.trainer.reducers.two_phase import TwoPhase
 from freshet.types import F32
 

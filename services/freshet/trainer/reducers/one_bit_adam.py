@@ -20,7 +20,7 @@ Ours differs from the paper in these:
   the variance of values far below their group's largest larger than it is, and so their steps shorter.
 - A stream drifts, so the variance is refreshed: each `refresh_steps` a whole gradient is summed and moves it,
   with the weight of the steps since the last, at most `CATCH_UP`. For a window of the variance after a jump
-  of the loss (`drift`), that happens each `ALERT_STEPS`: the variance follows as fast as Adam's own.
+  of the loss (`Drift`), that happens each `ALERT_STEPS`: the variance follows as fast as Adam's own.
 - Momenta are exchanged divided by the root of their variance, so as steps of weights. The paper exchanges
   them as they are: each value then errs by its group's mean, and one with a small variance steps by that
   error over its root, without bound. Where variances follow the stream, those of values that have fallen
@@ -49,7 +49,6 @@ from numpy.typing import NDArray
 
 from freshet.model import FreezesVariance
 from freshet.trainer.reducers import Collectives
-from freshet.trainer.reducers.drift import Drift
 from freshet.trainer.reducers.group_codecs import IntegerCodec, SignCodec
 from freshet.trainer.reducers.two_phase import TwoPhase
 from freshet.types import F32, I64
@@ -65,6 +64,12 @@ CATCH_UP = 32
 """Steps of weight that a refresh has at most: more would make the variance as noisy as one gradient."""
 EPSILON = np.float32(1e-8)
 """Adam's; it bounds the step of a value with hardly a variance."""
+FAST, SLOW = 1 / 16, 1 / 512
+"""Weights of a step in the two running means of the loss."""
+JUMP = 1.1
+"""Ratio of these means from which on the loss has jumped."""
+DEVIATIONS = 4.0
+"""Standard deviations of the fast mean that a jump exceeds: a step with few positives varies by a third."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +86,36 @@ class Betas:
 
     first: float = 0.9
     second: float = 0.999
+
+
+class Drift:
+    """Two running means of the logloss; a jump is a fast mean far above the slow one, beyond chance.
+
+    A jump is the sign that the stream has changed and old statistics mislead. All ranks give the same losses,
+    so all see the same jumps.
+    """
+
+    def __init__(self) -> None:
+        self.fast = self.slow = 0.0  # no loss yet
+        self.variance = 0.0  # of the loss of a step
+
+    def observe(self, loss: float) -> None:
+        """Add the mean loss of a step over all ranks; one that is not finite or above 0 is left out."""
+        if not 0.0 < loss < float("inf"):
+            return
+        if not self.slow:
+            self.fast = self.slow = loss
+        self.variance += SLOW * ((loss - self.slow) ** 2 - self.variance)
+        self.fast += FAST * (loss - self.fast)
+        self.slow += SLOW * (loss - self.slow)
+
+    def take_jump(self) -> bool:
+        """Return whether the loss has jumped; the level after it is then the usual one."""
+        deviation = math.sqrt(self.variance * FAST / (2 - FAST))  # of an exponentially weighted mean
+        jumped = self.fast > max(JUMP * self.slow, self.slow + DEVIATIONS * deviation)
+        if jumped:
+            self.slow = self.fast
+        return jumped
 
 
 class OneBitAdam:

@@ -12,10 +12,9 @@ import pytest
 from freshet.model import Lane
 from freshet.trainer.gradient_sums import GradientSums
 from freshet.trainer.process_group import ProcessGroup
-from freshet.trainer.reducers import Reducer
+from freshet.trainer.reducers import PlainReducer, Reducer
 from freshet.trainer.reducers.group_codecs import IntegerCodec
 from freshet.trainer.reducers.ladder import EVERY_S, LADDER, MOST_STEPS, SLACK, LadderReducer
-from freshet.trainer.reducers.plain import PlainReducer
 from freshet.trainer.reducers.two_phase import TwoPhase
 from freshet.types import F32, F64, U8
 

@@ -17,11 +17,13 @@ from freshet.trainer.reducers.sparse_frame import (
     Part,
     Values,
     decode_frame,
+    decode_indexes,
     encode_frame,
+    encode_indexes,
     form_of,
     quantized,
+    varint_bytes,
 )
-from freshet.trainer.reducers.varint import decode_indexes, encode_indexes, varint_bytes
 from freshet.types import I64, U8
 from tests.fixtures.effort import examples
 
