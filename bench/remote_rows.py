@@ -26,9 +26,8 @@ from bench.report import Figures, command
 from freshet.config.settings.common import Codec
 from freshet.config.spec.layout import layout_of
 from freshet.coordination.assignment import Owners
-from freshet.paramserver.server import identity_of, serve_rows
+from freshet.paramserver.server import RowSizes, identity_of, serve_rows
 from freshet.rows.grpc.client import RemoteRows, Served
-from freshet.rows.grpc.frames import Described
 from freshet.rows.service import KeyGroup, Push
 from freshet.rpc.channel import MIB, Transport
 from freshet.rpc.server import FrameServer
@@ -97,16 +96,7 @@ def _measure(rows: int, rounds: int, folder: Path) -> Figures:
     with shard_in(folder, spec, Fence(1)) as shard:
         shard.load()
         server = FrameServer("127.0.0.1:0", TRANSPORT, identity=identity_of(spec.name, "hash"))
-        described = Described(
-            "perf",
-            spec.name,
-            "hash",
-            spec.buckets,
-            spec.partitions,
-            (group.width,),
-            (group.state_floats,),
-        )
-        serve_rows(server, shard, described)
+        serve_rows(server, shard, RowSizes(spec.buckets, (group.width,), (group.state_floats,)))
         server.start()
         owners = Owners.of({f"127.0.0.1:{server.port}": range(spec.buckets)}, buckets=spec.buckets)
         for batch in batches:

@@ -28,9 +28,8 @@ from bench.codecs import shard_in, spec_of
 from freshet.apps.local import Local
 from freshet.config.spec.layout import layout_of
 from freshet.coordination.assignment import Owners
-from freshet.paramserver.server import identity_of, serve_rows
+from freshet.paramserver.server import RowSizes, identity_of, serve_rows
 from freshet.rows.grpc.client import RemoteRows, Served
-from freshet.rows.grpc.frames import Described
 from freshet.rows.service import KeyGroup, Push
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import FrameServer
@@ -156,9 +155,7 @@ def remote_rows(folder: Path) -> Iterator[tuple[RemoteRows, Callable[[int], Push
     with shard_in(folder, spec, Fence(1)) as shard, ExitStack() as ending:
         shard.load()
         server = FrameServer("127.0.0.1:0", transport, identity=identity_of(spec.name, "hash"))
-        widths = (group.width,), (group.state_floats,)
-        described = Described("house", spec.name, "hash", spec.buckets, spec.partitions, *widths)
-        serve_rows(server, shard, described)
+        serve_rows(server, shard, RowSizes(spec.buckets, (group.width,), (group.state_floats,)))
         server.start()
         ending.callback(server.stop, 0.0)
         owners = Owners.of({f"127.0.0.1:{server.port}": range(spec.buckets)}, buckets=spec.buckets)

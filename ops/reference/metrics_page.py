@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import freshet.console.collector
 import freshet.demo.service
 import freshet.gateway.metrics
 import freshet.inference.metrics
 from freshet.apps.metrics import DAMAGED_STATE, JOINER_METRICS, TRAINER_METRICS
 from freshet.embedder.service import EMBEDDER_METRICS
-from freshet.observability.grpc_metrics import GRPC_METRICS
+from freshet.http.app import HTTP_METRICS
+from freshet.http.authenticator import AUTH_METRICS
+from freshet.observability.grpc_metrics import GRPC_METRICS, PUBLIC_GRPC_METRICS
 from freshet.observability.metrics import Metric
 from freshet.paramserver.service import PARAMSERVER_METRICS, STORE_METRICS
 from freshet.process.telemetry import PROCESS_METRICS
 from freshet.wires.row_wire import WIRE_METRICS
 from ops.reference.markdown import escaped, grid, header
 
+PUBLIC = (*HTTP_METRICS, *AUTH_METRICS, *PUBLIC_GRPC_METRICS)  # of listeners for external clients
+
+
+def _metrics_of(module: ModuleType) -> tuple[Metric, ...]:
+    return tuple(metric for metric in vars(module).values() if isinstance(metric, Metric))
+
+
 SERVICES: dict[str, tuple[Metric, ...]] = {
-    "gateway": freshet.gateway.metrics.METRICS,
+    "gateway": (*PUBLIC, *_metrics_of(freshet.gateway.metrics)),
     "joiner": JOINER_METRICS,
     "embedder": (*EMBEDDER_METRICS, *GRPC_METRICS, *WIRE_METRICS),
     "trainer": (DAMAGED_STATE, *TRAINER_METRICS, *WIRE_METRICS),
     "paramserver": (*PARAMSERVER_METRICS, *STORE_METRICS, *GRPC_METRICS, *WIRE_METRICS),
-    "inference": freshet.inference.metrics.METRICS,
+    "inference": (*PUBLIC, *_metrics_of(freshet.inference.metrics)),
     "simulator": freshet.demo.service.METRICS,
     "console": freshet.console.collector.METRICS,
 }

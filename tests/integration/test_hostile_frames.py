@@ -20,8 +20,8 @@ from freshet.config.spec.parse import parse_spec
 from freshet.errors import BadInput, Corrupt, FreshetError, Mismatch, TooLarge
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.log.topics import ensure_topics
-from freshet.paramserver.server import identity_of, serve_rows
-from freshet.rows.grpc.frames import Described, PushedGroup, lookup_frame, push_frame
+from freshet.paramserver.server import RowSizes, identity_of, serve_rows
+from freshet.rows.grpc.frames import PushedGroup, lookup_frame, push_frame
 from freshet.rows.grpc.handles import handle_of
 from freshet.rows.service import Push
 from freshet.rows.sqlite.row_store import SqliteRowStore
@@ -82,7 +82,7 @@ def shard(tmp_path: Path) -> Iterator[FrameServer]:
         server = FrameServer("127.0.0.1:0", TRANSPORT, identity=identity_of("contract", "hash"))
         groups = layout_of(spec).groups
         widths, states = tuple(g.width for g in groups), tuple(g.state_floats for g in groups)
-        serve_rows(server, made, Described("shard", "contract", "hash", BUCKETS, PARTITIONS, widths, states))
+        serve_rows(server, made, RowSizes(BUCKETS, widths, states))
         server.start()
         stack.callback(server.stop, 0.0)
         yield server
@@ -125,7 +125,7 @@ def test_a_shard_refuses_hostile_frames_and_lives(
     shard: FrameServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("freshet.paramserver.server.AFTER_S", 0.001)  # pushes of hostile ranges never come
-    methods = [method_name("Rows", name) for name in ("Lookup", "Push", "Applied", "Describe")]
+    methods = [method_name("Rows", name) for name in ("Lookup", "Push", "Applied")]
     chance = random.Random(3)
     good = row_requests(tuple(group.width for group in layout_of(parse_spec(SPEC)).groups))
     with open_channel(f"127.0.0.1:{shard.port}", TRANSPORT) as channel:

@@ -63,9 +63,9 @@ class ClickRates:
         return ", ".join(parts)
 
 
-def click_rates(windows: Sequence[Mapping[str, Any]], last: int = RECENT_WINDOWS) -> ClickRates | None:
+def click_rates(windows: Sequence[Mapping[str, Any]]) -> ClickRates | None:
     """Return the rates over the last windows of a simulator's `/status`; None before the first has closed."""
-    recent = windows[-last:]
+    recent = windows[-RECENT_WINDOWS:]
     if not recent:
         return None
 

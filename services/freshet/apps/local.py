@@ -191,9 +191,9 @@ def _stop(process: subprocess.Popen[bytes], wait_s: float) -> None:
             process.wait()
 
 
-def _tail(path: Path, lines: int = 20) -> str:
+def _tail(path: Path) -> str:
     try:
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+        return "\n".join(path.read_text(errors="replace").splitlines()[-20:])
     except OSError:
         return f"{path}: no log"
 

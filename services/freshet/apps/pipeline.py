@@ -19,7 +19,7 @@ from freshet.apps.results import Outcome
 from freshet.apps.row_memory import trainer_rows_bound
 from freshet.apps.sample_files import with_window_emission
 from freshet.apps.trainer import TrainerOptions, TrainerProcess
-from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.clock import SYSTEM_CLOCK
 from freshet.config.settings import RunFolder, load_settings
 from freshet.config.spec.identity import identity_hash
 from freshet.config.spec.model import Spec
@@ -37,14 +37,7 @@ POLL_S = 0.1
 class Pipeline:
     """Log, stores and topics of a model in one folder, and the trainer on them."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        folder: Path,
-        lanes: int | None,
-        schemas: Schemas | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
+    def __init__(self, spec: Spec, folder: Path, lanes: int | None, schemas: Schemas | None = None) -> None:
         """Open log and stores. `schemas`: as of live services; None (ready samples): the identity of the
         stores depends on the spec alone."""
         if not structlog.is_configured():
@@ -60,7 +53,7 @@ class Pipeline:
             cleanup.add("rows", self.rows.close)
             self.versions = open_versions(settings.versions_url)
             cleanup.add("versions", self.versions.close)
-            self.context = ModelContext.open(spec, identity_hash(spec, schemas), self.log, clock)
+            self.context = ModelContext.open(spec, identity_hash(spec, schemas), self.log, SYSTEM_CLOCK)
             self.topics = self.context.topics
             self.registry = SchemaRegistry(self.log)
             self.writer = self.log.writer()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from freshet.config.settings import Settings
 from freshet.config.spec.model import Spec
@@ -35,10 +35,6 @@ class RowsMemory:
     max_rows: Mapping[str, int]  # table -> rows beyond which it evicts; empty without tables
     inference_bytes: int  # memory for rows of an inference server; 0: no bound
     inference_ssd_folder: str  # its rows beyond that go here
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the object for `--json`."""
-        return asdict(self)
 
     def text(self) -> str:
         """Return some sentences for the terminal."""

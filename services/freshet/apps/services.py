@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from freshet.adapters import open_eventlog, open_rowstore, open_versions
-from freshet.apps.metrics import (
-    JOINER_METRICS,
-)
+from freshet.apps.metrics import JOINER_METRICS
 from freshet.apps.row_memory import shard_rows_bound
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.settings import Common, Settings
@@ -68,7 +66,11 @@ def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             log,
             codecs,
             settings.gateway,
-            authenticator=gateway_authenticator(settings.gateway, settings.common),
+            authenticator=build_authenticator(
+                settings.common,
+                requests_per_s=settings.gateway.client_requests_per_s,
+                events_per_s=settings.gateway.client_events_per_s,
+            ),
             sites=AllowedSites(settings.common.bind_address, settings.common.hosts),
         )
         grpc_listener = gateway_grpc_listener(settings.gateway, settings.common)
@@ -234,7 +236,9 @@ def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None
             stop=stop,
             ready=lambda _: shorten_pauses(),
             grpc_listener=inference_grpc_listener(settings.inference, settings.common),
-            authenticator=inference_authenticator(settings.inference, settings.common),
+            authenticator=build_authenticator(
+                settings.common, requests_per_s=settings.inference.client_requests_per_s
+            ),
         )
 
 
@@ -378,25 +382,6 @@ def build_authenticator(
     return Authenticator(
         tokens, clock, limits=RateLimits(requests_per_s, events_per_s, common.trusted_proxies)
     )
-
-
-def gateway_authenticator(
-    settings: GatewaySettings, common: Common, clock: Clock = SYSTEM_CLOCK
-) -> Authenticator | None:
-    """Build the gateway's authenticator; see `build_authenticator`."""
-    return build_authenticator(
-        common,
-        clock,
-        requests_per_s=settings.client_requests_per_s,
-        events_per_s=settings.client_events_per_s,
-    )
-
-
-def inference_authenticator(
-    settings: InferenceSettings, common: Common, clock: Clock = SYSTEM_CLOCK
-) -> Authenticator | None:
-    """Build inference's authenticator; see `build_authenticator`."""
-    return build_authenticator(common, clock, requests_per_s=settings.client_requests_per_s)
 
 
 def _tokens_of(common: Common, clock: Clock = SYSTEM_CLOCK) -> TokenFile | None:

@@ -66,9 +66,9 @@ def command(spec_file: Path, against: Path | None, as_json: bool) -> None:
             try_out(spec, str(spec_file))
         memory = rows_memory_by_table(spec, load_settings())
         value = {
-            **report.as_dict(),
+            **asdict(report),
             "identity": identity_hash(spec, schemas),
-            "rows_memory": memory.as_dict(),
+            "rows_memory": asdict(memory),
         }
         bound = memory.text() if spec.tables else "no table, so there are no rows"
         emit(value, as_json=as_json, text=f"{report.text()}memory: {bound}\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,12 +45,9 @@ def check(folder: Path, as_json: bool) -> None:
     The command changes nothing, and may run while services run. FRESHET_COMMON_ROWS_URL names a store outside
     the folder.
     """
-    store = _store(folder)
-    try:
+    with closing(_store(folder)) as store:
         buckets = _buckets(store)
         found = list(_damaged(store, buckets))
-    finally:
-        store.close()
     _print_found(found, buckets, as_json, "`freshet rows mend` rewrites them without the lost rows")
     if found:
         click.get_current_context().exit(1)
@@ -69,8 +67,7 @@ def mend(folder: Path, give_up_rows: bool, as_json: bool) -> None:
     Lost rows restart with initial weights; offsets stay, so no sample is learned twice. A running owner would
     overwrite the repair with its own rows. If you have a copy of the store, restore it instead.
     """
-    store = _store(folder)
-    try:
+    with closing(_store(folder)) as store:
         buckets = _buckets(store)
         found = list(_damaged(store, buckets))
         if found and give_up_rows:
@@ -78,8 +75,6 @@ def mend(folder: Path, give_up_rows: bool, as_json: bool) -> None:
                 _mend(store, one)
             _print_found(found, buckets, as_json, "these buckets were rewritten without the lost rows")
             return
-    finally:
-        store.close()
     then = "nothing was changed; --give-up-rows rewrites them without the lost rows"
     _print_found(found, buckets, as_json, then)
     if found:

@@ -63,15 +63,15 @@ class Page:
         return Response(200, self.body, self.content_type, headers)
 
 
-def read_pages(folder: Path = PAGE) -> dict[str, Page]:
+def read_pages() -> dict[str, Page]:
     """Return {path of the URL: file}: index.html is `/`, all others are below `/static/`."""
     pages: dict[str, Page] = {}
-    for file in sorted(folder.rglob("*")):
+    for file in sorted(PAGE.rglob("*")):
         content_type = TYPES.get(file.suffix)
         if content_type is None or not file.is_file() or file.stat().st_size > LARGEST:
             continue
         body = file.read_bytes()
-        name = file.relative_to(folder).as_posix()
+        name = file.relative_to(PAGE).as_posix()
         path = "/" if name == "index.html" else f"/static/{name}"
         pages[path] = Page(body, content_type, b'"%s"' % hashlib.sha256(body).hexdigest()[:20].encode())
     return pages

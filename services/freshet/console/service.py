@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
@@ -24,7 +23,7 @@ from freshet.config.spec.topics import topics_of
 from freshet.console import api
 from freshet.console.board import Board
 from freshet.console.collector import Collector, Sources
-from freshet.console.pages import HEADERS, PAGE, SITE_SETTINGS, read_pages
+from freshet.console.pages import HEADERS, SITE_SETTINGS, read_pages
 from freshet.console.services import Services
 from freshet.console.traces import Tracer
 from freshet.errors import BadInput, ConfigError, Corrupt, Overloaded, Unavailable
@@ -78,7 +77,6 @@ class Console:
         audit: Audit,
         *,
         clock: Clock = SYSTEM_CLOCK,
-        pages: Path = PAGE,
     ) -> None:
         """Start nothing yet. With a client token file in `common`, operators may send rank requests by its
         token."""
@@ -124,9 +122,9 @@ class Console:
             max_streams=settings.max_streams,
             streams_setting="FRESHET_CONSOLE_MAX_STREAMS",
         )
-        self._add_routes(pages)
+        self._add_routes()
 
-    def _add_routes(self, pages: Path) -> None:
+    def _add_routes(self) -> None:
         routes: tuple[tuple[Endpoint, Handler], ...] = (
             (api.STATE, self._state),
             (api.HISTORY, self._history),
@@ -141,7 +139,7 @@ class Console:
         )
         for endpoint, handler in routes:
             self.app.route(endpoint, handler)
-        for path, page in read_pages(pages).items():
+        for path, page in read_pages().items():
 
             async def answer(request: Request, page: Any = page) -> Response:
                 found: Response = page.answer(request)

@@ -32,12 +32,12 @@ class Owners:
     of_bucket: I64  # (B,) index into `addresses`, or NO_OWNER
 
     @classmethod
-    def of(cls, shards: Mapping[str, range], *, buckets: int, number: int = 0) -> Owners:
+    def of(cls, shards: Mapping[str, range], *, buckets: int) -> Owners:
         """Make it from {address: its buckets}."""
         of_bucket = np.full(buckets, NO_OWNER, np.int64)
         for i, owned in enumerate(shards.values()):
             of_bucket[owned.start : owned.stop] = i
-        return cls(number, tuple(shards), of_bucket)
+        return cls(0, tuple(shards), of_bucket)
 
     def check_whole(self) -> None:
         """Raise Unavailable if a bucket has no owner."""

@@ -278,7 +278,6 @@ class Visit:
     """A reader's request for a page."""
 
     number: int
-    time_s: float  # since the start of the simulation
     user: int
     group: int
     device: int
@@ -302,7 +301,7 @@ class NewsSite:
     """The simulated site. Thread-safe, because it is immutable except for caches."""
 
     def __init__(self, seed: int, plan: DriftPlan = NO_DRIFT, options: SiteOptions = DEFAULT_OPTIONS) -> None:
-        self.seed, self.plan, self.options = seed, plan, options
+        self.options = options
         self._draws = draws = Draws(seed)
         users = np.arange(options.users)
         self._visit_shares = _cumulative(np.exp(options.activity * draws.normal("activity", users)))
@@ -352,7 +351,7 @@ class NewsSite:
             + options.fresh * np.exp(-ages_s / options.fresh_s)
         )
         attraction: F64 = 1.0 / (1.0 + np.exp(-logit))
-        return Visit(number, time_s, user, int(self._group[user]), device, hour, items, ages_s, attraction)
+        return Visit(number, user, int(self._group[user]), device, hour, items, ages_s, attraction)
 
     def _candidates(self, number: int, time_s: float) -> I64:
         first, stop = self.catalogue(time_s)
@@ -401,10 +400,6 @@ class NewsSite:
         """
         best = np.sort(visit.attraction)[::-1][: self.options.shown]
         return float(best @ self.view_chance[: len(best)])
-
-    def random(self, visit: Visit) -> float:
-        """Return the expected clicks of a random order."""
-        return float(visit.attraction.mean() * self.view_chance[: len(visit.items)].sum())
 
 
 def _cumulative(weights: F64) -> F64:

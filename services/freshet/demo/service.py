@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.clock import SYSTEM_CLOCK
 from freshet.config.settings import Settings
 from freshet.demo.connections import Connection, HttpConnection, Outbox, Targets, targets_by
 from freshet.demo.news_site import NewsSite
@@ -80,7 +80,6 @@ class Simulator:
         settings: Settings,
         wanted: RunStart,
         events_per_s: float,
-        clock: Clock = SYSTEM_CLOCK,
         targets: Targets | None = None,
     ) -> None:
         """Read the start of the run folder's simulation. `targets` default to the servers of this machine.
@@ -88,7 +87,7 @@ class Simulator:
         Raises ConfigError if that simulation has other parameters.
         """
         self._targets = targets or targets_by(settings)
-        self._settings, self._wanted, self._clock, self._rate = settings, wanted, clock, events_per_s
+        self._settings, self._wanted, self._clock, self._rate = settings, wanted, SYSTEM_CLOCK, events_per_s
         self._file = settings.common.run.state / STATE_FILE
         self._began = read_start(self._file, wanted)
         self._running: _Running | None = None

@@ -109,7 +109,6 @@ class BatchServer:
     def __init__(self, names: Names, open_stream: Streams) -> None:
         self._names, self._open_stream = names, open_stream
         self.wires = RowWires.of(names.scalars)
-        self._widths = names.widths
         self._changed = threading.Condition()  # guards all below
         self._shape: LaneShape | None = None
         self._stream: BatchPipeline | None = None

@@ -153,7 +153,7 @@ class Cells:
     not_finite: F64  # samples with a prediction of NaN or infinity; in no other sum
     weight_squares: F64  # Σ w²
     cell: I64  # (H,) index of the entry's cell, rising
-    bins: I64  # (H,) nonempty bins of `auc.bins_of`, rising within a cell
+    bins: I64  # (H,) nonempty bins of `bins_of`, rising within a cell
     positive: F64  # (H,) Σ w y of each entry
     negative: F64  # (H,) Σ w (1 - y)
 

@@ -13,14 +13,12 @@ from freshet.features.blocks import (
     frame_ids,
     read_blocks,
     rows_by_id,
-    strip_frames,
     take,
 )
 from freshet.features.decoder import ABSENT_KEY, Decoded, GroupKeys, SampleDecoder
-from freshet.features.encoder import Column, ColumnEncoder, EncodedRows
-from freshet.features.events import EventColumn, EventColumns, EventExtractor
+from freshet.features.encoder import Column, ColumnEncoder
+from freshet.features.events import EventColumns, EventExtractor
 from freshet.features.hashing import (
-    cross_seed,
     hash_text,
     key_of,
     keys_of,
@@ -48,8 +46,6 @@ __all__ = [
     "ColumnEncoder",
     "Decoded",
     "DecodedRequests",
-    "EncodedRows",
-    "EventColumn",
     "EventColumns",
     "EventExtractor",
     "EventIntake",
@@ -61,7 +57,6 @@ __all__ = [
     "SampleDecoder",
     "Transcoded",
     "add_frames",
-    "cross_seed",
     "encode_blocks",
     "frame_ids",
     "hash_text",
@@ -71,7 +66,6 @@ __all__ = [
     "read_blocks",
     "row_salt",
     "rows_by_id",
-    "strip_frames",
     "table_salt",
     "take",
     "written_path",

@@ -194,10 +194,10 @@ def _show_time(scalar: Any) -> str:
     return f"{scalar.value} {UNIT_WORDS[getattr(scalar.type, 'unit', 'd')]} since 1970"
 
 
-def quote_text(text: str, most: int = 60) -> str:
+def quote_text(text: str) -> str:
     """Quote a text for messages: shortened, with unprintable characters escaped."""
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: most + 1])
-    return f"'{shown}'" if len(text) <= most else f"'{shown[:most]}'..."
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:61])
+    return f"'{shown}'" if len(text) <= 60 else f"'{shown[:60]}'..."
 
 
 def wrong_column(array: Any, expected: str, hint: str = "") -> Misfit:

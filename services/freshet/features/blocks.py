@@ -55,11 +55,6 @@ def take(values: BytesColumn, indexes: I64, skip: int = 0) -> BytesColumn:
     return BytesColumn(*_native.splice(values.data, spans))
 
 
-def strip_frames(values: BytesColumn) -> BytesColumn:
-    """Return (N,) records without their frames; each must have one (see `frame_ids`)."""
-    return take(values, np.arange(len(values)), FRAME_BYTES)
-
-
 def add_frames(values: BytesColumn, schema_id: int) -> BytesColumn:
     """Return (N,) records, each with a frame of this schema id before it."""
     frame = np.frombuffer(b"\x00" + schema_id.to_bytes(4, "big"), np.uint8)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from freshet.http.app import HTTP_METRICS
-from freshet.http.authenticator import AUTH_METRICS
-from freshet.observability.grpc_metrics import PUBLIC_GRPC_METRICS
 from freshet.observability.metrics import Metric
 
 EVENTS = Metric(
@@ -29,15 +26,4 @@ APPEND_FAILURES = Metric(
 )
 APPEND_SECONDS = Metric(
     "freshet_gateway_append_seconds", "histogram", "seconds", "Duration of successful appends."
-)
-
-METRICS = (
-    *HTTP_METRICS,
-    *AUTH_METRICS,
-    *PUBLIC_GRPC_METRICS,
-    EVENTS,
-    QUEUED,
-    APPENDED,
-    APPEND_FAILURES,
-    APPEND_SECONDS,
 )

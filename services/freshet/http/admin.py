@@ -179,28 +179,7 @@ class Admin:
         class Handler(BaseHTTPRequestHandler):
             timeout = 10  # seconds, so that a silent client does not keep its thread
 
-            def do_GET(self) -> None:
-                self._answer("GET")
-
-            def do_HEAD(self) -> None:
-                self._answer("HEAD")
-
-            def do_OPTIONS(self) -> None:
-                self._answer("OPTIONS")
-
-            def do_POST(self) -> None:
-                self._answer("POST")
-
-            def do_PUT(self) -> None:
-                self._answer("PUT")
-
-            def do_DELETE(self) -> None:
-                self._answer("DELETE")
-
-            def do_PATCH(self) -> None:
-                self._answer("PATCH")
-
-            def _answer(self, method: str) -> None:
+            def _answer(self) -> None:
                 path = self.path.partition("?")[0]
                 headers: Sequence[tuple[bytes, bytes]] = ()
                 try:
@@ -209,9 +188,9 @@ class Admin:
                     )
                     if path not in routes:
                         _unknown(path, sorted(routes))
-                    if method == "OPTIONS":
+                    if self.command == "OPTIONS":
                         code, kind, body, headers = 200, "application/json", b"", _ALLOW
-                    elif method not in ("GET", "HEAD"):
+                    elif self.command not in ("GET", "HEAD"):
                         raise _not_allowed(path, self.command)
                     else:
                         code, kind, body = routes[path]()
@@ -225,8 +204,10 @@ class Admin:
                 for name, value in headers:
                     self.send_header(name.decode(), value.decode())
                 self.end_headers()
-                if method != "HEAD":
+                if self.command != "HEAD":
                     self.wfile.write(body)
+
+            do_GET = do_HEAD = do_OPTIONS = do_POST = do_PUT = do_DELETE = do_PATCH = _answer  # noqa: N815
 
             def log_message(self, format: str, *args: object) -> None:
                 """Log no request: Prometheus sends one every few seconds."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from freshet.http.app import HTTP_METRICS
-from freshet.http.authenticator import AUTH_METRICS
-from freshet.observability.grpc_metrics import PUBLIC_GRPC_METRICS
 from freshet.observability.metrics import Metric
 
 CANDIDATES = Metric("freshet_inference_candidates", "counter", "candidates", "Candidates scored.")
@@ -147,38 +144,4 @@ SERVED_QUEUE = Metric(
 )
 SERVED_QUEUE_BYTES = Metric(
     "freshet_inference_served_queue_bytes", "gauge", "bytes", "Bytes of served events that wait to be logged."
-)
-
-METRICS = (
-    *PUBLIC_GRPC_METRICS,
-    *HTTP_METRICS,
-    *AUTH_METRICS,
-    BATCH_REQUESTS,
-    SHED,
-    CANDIDATES,
-    UNKNOWN_ROWS,
-    UNREAD_ROWS,
-    DEFAULTED_ROWS,
-    ROW_BYTES,
-    SSD_ROWS,
-    SSD_BYTES,
-    SSD_FULL,
-    ROW_READ_SECONDS,
-    EXPLORED,
-    FRESHNESS,
-    ROWS_FRESHNESS,
-    ROWS_UNREAD,
-    LABEL_DELAY,
-    PUBLISH_INTERVAL,
-    CORRUPT_DELTAS,
-    NOT_FINITE_ROWS,
-    DAMAGED_BUCKETS,
-    MISSING_ROWS,
-    VERSION,
-    SWAPS,
-    KEPT_OUT,
-    SERVED_LOGGED,
-    SERVED_DROPPED,
-    SERVED_QUEUE,
-    SERVED_QUEUE_BYTES,
 )

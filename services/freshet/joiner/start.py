@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Sequence
 from functools import partial
 from threading import Event
 
@@ -39,9 +38,7 @@ def intervals_of(log: EventLog, *, commit_interval_ms: int, poll_records: int) -
     )
 
 
-def assignment_of(
-    spec: Spec, log: EventLog, name: str = "", clock: Clock = SYSTEM_CLOCK
-) -> tuple[Claims, PartitionAssignment] | None:
+def assignment_of(spec: Spec, log: EventLog, name: str = "") -> tuple[Claims, PartitionAssignment] | None:
     """Return this process's partition assignment, and its claims, which must be closed after the joiner.
 
     None on an embedded log, where one joiner has all partitions. The default name is host and process id.
@@ -58,17 +55,16 @@ def assignment_of(
                 "joiners share partitions on a log that several machines reach, such as kafka://",
             )
         return None
-    claims = Claims(log, ensure_topics(log, spec).control, clock)
+    claims = Claims(log, ensure_topics(log, spec).control, SYSTEM_CLOCK)
     name = name or f"{socket.gethostname()}-{os.getpid()}"
     owner = f"{name}/{uuid.uuid4().hex}"
-    return claims, PartitionAssignment(claims, "joiner", "join", name, owner, spec.partitions, clock)
+    return claims, PartitionAssignment(claims, "joiner", "join", name, owner, spec.partitions, SYSTEM_CLOCK)
 
 
 def make(
     spec: Spec,
     log: EventLog,
     *,
-    partitions: Sequence[int] | None = None,
     assignment: PartitionAssignment | None = None,
     external_schemas: ExternalSchemas | None = None,
     clock: Clock = SYSTEM_CLOCK,
@@ -84,7 +80,6 @@ def make(
     Args:
         spec: the model's.
         log: that holds its topics.
-        partitions: of the inputs; None: all.
         assignment: the partition assignment among joiners; None: this joiner has all partitions.
         external_schemas: schemas of topics in the format confluent.
         clock: wall-clock and monotonic time.
@@ -109,11 +104,11 @@ def make(
         inputs["shown"] = names.shown
     known = log.topics()
     counts = {topic: known[topic].partitions for topic in inputs.values()}
-    every = spec.partitions if partitions is not None else max(spec.partitions, min(counts.values()))
+    partitions = max(spec.partitions, min(counts.values()))
     if log.traits.many_hosts:
-        log.grow_topic(names.joiner, every)
+        log.grow_topic(names.joiner, partitions)
     if assignment is not None:
-        assignment.partitions = every
+        assignment.partitions = partitions
     topics = Topics(
         inputs=inputs,
         samples=names.samples,
@@ -146,13 +141,13 @@ def make(
         plan=plan,
         topics=topics,
         decoder=decoder,
-        partitions=range(every) if partitions is None else partitions,
-        all_partitions=partitions is None and not log.traits.many_hosts,
+        partitions=range(partitions),
+        all_partitions=not log.traits.many_hosts,
         clock=clock,
     )
     return JoinerService(
         context,
-        watches_growth=partitions is None and log.traits.many_hosts,
+        watches_growth=log.traits.many_hosts,
         assignment=assignment,
         intervals=intervals or Intervals(),
         log_time_counts=not by_writers,

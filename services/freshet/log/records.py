@@ -5,13 +5,16 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import orjson
 
 from freshet.errors import TooLarge, Unavailable
 from freshet.log import Bounds, EventLog
-from freshet.types import Append, TopicPartition
+from freshet.types import Append, Records, TopicPartition
+
+T = TypeVar("T")
 
 
 def check_append(append: Append, max_record_bytes: int, advice: str = "") -> None:
@@ -64,6 +67,27 @@ def append_gathered(
     for group in groups:
         found.append(offsets[at : at + len(group)])
         at += len(group)
+    return found
+
+
+def take_fairly(
+    ready: Sequence[T], turn: int, most: int, read: Callable[[T, int], Records]
+) -> list[tuple[T, Records]]:
+    """Read at most `most` records from sources that have some, in equal shares; returns those of each source.
+
+    `turn` selects the first source, which has a share even if there are more sources than records. `read`
+    returns the records of a source, at most the given number; later sources share what an earlier one lacks.
+    """
+    first = turn % len(ready)
+    found = []
+    for i, source in enumerate([*ready[first:], *ready[:first]]):
+        share = most // (len(ready) - i)
+        if i == 0:
+            share = max(share, 1)
+        if share:
+            records = read(source, share)
+            most -= len(records)
+            found.append((source, records))
     return found
 
 

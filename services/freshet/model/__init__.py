@@ -163,7 +163,6 @@ class DenseModel(Protocol):
     """A model without its rows."""
 
     labels: int
-    experts: tuple[str, ...]  # K names; one for a model that is no hedge
 
     def lane(self) -> Lane:
         """Create a lane for one thread; it can only score if the model was built for serving."""
@@ -188,9 +187,6 @@ class DenseModel(Protocol):
 
     def finite(self) -> bool:
         """Return whether the dense state is finite; otherwise it is no restart point (PROTOCOL 23)."""
-
-    def mixture(self) -> F32:
-        """Return the (L, K) current weights of the experts; ones for a model that is no hedge."""
 
 
 @runtime_checkable

@@ -176,7 +176,6 @@ class TorchDense:
         self.placement, self.new_placement = new_placement(), new_placement
         self.spec, self.training, self.precision = spec, training, precision
         self.labels = len(spec.labels)
-        self.experts: tuple[str, ...] = (spec.model.kind.rpartition(":")[2],)
         self.plan = input_plan(spec, fm=False)
         dense = [spec.features[i] for i in layout_of(spec).dense]
         self.heads = Heads(
@@ -280,10 +279,6 @@ class TorchDense:
     def finite(self) -> bool:
         """Return whether the dense state is finite."""
         return all(bool(np.isfinite(array).all()) for array in self.state().values())
-
-    def mixture(self) -> F32:
-        """Return (L, 1) ones, as the model has no experts."""
-        return np.ones((self.labels, 1), np.float32)
 
     def moments(self) -> tuple[F32, F32]:
         """Return views of Adam's (d,) moments; see `FreezesVariance`.

@@ -36,7 +36,6 @@ class TracedBatch:
     """A batch that holds samples of traced events."""
 
     trace_id: int
-    requests: Sequence[int]  # hashes of those events' requests
     events: Sequence[Context]  # the spans that wrote their samples
 
     def context(self, place: str) -> Context:
@@ -77,7 +76,7 @@ class TraceIds:
             for number in (one.partition, one.start, one.stop):
                 low = _mix(low ^ number)
         trace_id = (_mix(low) << 64) | low or 1
-        return TracedBatch(trace_id, found, [self.event(one, "samples") for one in found])
+        return TracedBatch(trace_id, [self.event(one, "samples") for one in found])
 
     def version(self, spec_hash: str, number: int) -> Context:
         """Return the ids of the span that published a version."""

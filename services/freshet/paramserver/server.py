@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -16,10 +16,8 @@ import numpy as np
 from freshet.errors import Unavailable
 from freshet.observability.tracing import within
 from freshet.rows.grpc.frames import (
-    Described,
     after_of,
     applied_frame,
-    described_frame,
     forgotten_frame,
     keeps_keys,
     lookup_of,
@@ -40,6 +38,15 @@ ROWS = "Rows"
 
 AFTER_S = 1.0
 """Longest wait of a lookup for pushes, which are sent at the same time: one that is lost comes after more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowSizes:
+    """Buckets and row sizes of a model, by which requests are checked and memory for answers is reserved."""
+
+    buckets: int
+    widths: tuple[int, ...]  # floats of a row, by store group
+    states: tuple[int, ...]  # floats of its optimiser state, by store group
 
 
 class OwnedRows(RowService, Protocol):
@@ -134,25 +141,24 @@ def identity_of(model: str, spec_hash: str) -> dict[str, str]:
 
 
 def serve_rows(
-    server: FrameServer, rows: OwnedRows, described: Described, scalars: Sequence[int] = ()
+    server: FrameServer, rows: OwnedRows, sizes: RowSizes, scalars: Sequence[int] = ()
 ) -> RowWires:
     """Register the methods of `Rows` with a gRPC server; returns the wires of their rows.
 
     `scalars`: of each store group the floats of a row before its vector (`Layout.scalars`).
     """
     wires = RowWires.of(scalars)
-    served = _Rows(rows, described, server, wires)
+    served = _Rows(rows, sizes, server, wires)
     server.add_stream(ROWS, "Lookup", served.lookup)
     server.add_stream(ROWS, "Push", served.push)
     serve_probes(server, ROWS)
     server.add_call(ROWS, "Applied", served.applied)
-    server.add_call(ROWS, "Describe", served.describe)
     return wires
 
 
 class _Rows:
-    def __init__(self, rows: OwnedRows, described: Described, server: FrameServer, wires: RowWires) -> None:
-        self._rows, self._described, self._server, self._wires = rows, described, server, wires
+    def __init__(self, rows: OwnedRows, sizes: RowSizes, server: FrameServer, wires: RowWires) -> None:
+        self._rows, self._sizes, self._server, self._wires = rows, sizes, server, wires
         self._kept = KeptKeys()
         self._pushed = threading.Condition()  # a push is answered
 
@@ -164,8 +170,8 @@ class _Rows:
             return self._lookup(frame)
 
     def _lookup(self, frame: Frame) -> bytes:
-        groups, create, with_states = lookup_of(frame, self._described.buckets)
-        widths = self._described.widths
+        groups, create, with_states = lookup_of(frame, self._sizes.buckets)
+        widths = self._sizes.widths
         if any(g.group >= len(widths) for g in groups):
             raise BadFrame(f"lookup: expected store groups below {len(widths)}", "shape")
         if after := after_of(frame):
@@ -180,7 +186,7 @@ class _Rows:
 
     def _answer_bytes(self, groups: Sequence[KeyGroup], *, with_states: bool) -> int:
         """Size of the answer's rows and states, reserved before they are allocated."""
-        widths, states = self._described.widths, self._described.states
+        widths, states = self._sizes.widths, self._sizes.states
         floats = sum(
             len(g.keys) * (widths[g.group] + (states[g.group] if with_states else 0)) for g in groups
         )
@@ -193,7 +199,7 @@ class _Rows:
     def _lookup_rows(
         self, frame: Frame, groups: Sequence[KeyGroup], *, create: bool, with_states: bool
     ) -> bytes:
-        widths = self._described.widths
+        widths = self._sizes.widths
         out = {g.group: np.empty((len(g.keys), widths[g.group]), np.float32) for g in groups}
         if not with_states:
             self._rows.lookup(groups, list(out.values()), create=create)
@@ -201,7 +207,7 @@ class _Rows:
                 if g.lists is not None:
                     out[g.group] = g.lists.looked_up(out[g.group])
             return rows_frame(frame.id, out, self._wires.rows, frame.codec)
-        floats = self._described.states
+        floats = self._sizes.states
         state_rows = {g.group: np.empty((len(g.keys), floats[g.group]), np.float32) for g in groups}
         states = RowStates(list(state_rows.values()))
         self._rows.lookup(groups, list(out.values()), create=create, states=states)
@@ -211,14 +217,14 @@ class _Rows:
         try:
             push = push_of(
                 frame,
-                self._described.buckets,
-                self._described.widths,
+                self._sizes.buckets,
+                self._sizes.widths,
                 self._wires.gradients,
                 self._kept.find,
             )
         except KeysForgottenError:
             return forgotten_frame(frame.id)
-        widths = self._described.widths
+        widths = self._sizes.widths
         spread = 4 * sum(len(g.keys) * widths[g.group] for g in push.groups if g.lists is not None)
         with self._reserve(spread):
             applied = self._rows.push(_with_row_gradients(push))
@@ -240,9 +246,6 @@ class _Rows:
     def applied(self, frame: Frame) -> bytes:
         held = self._rows.owned()  # first: a bucket added in between is missing here, and sent next time
         return applied_frame(frame.id, self._rows.applied(), held)
-
-    def describe(self, frame: Frame) -> bytes:
-        return described_frame(frame.id, self._described)
 
 
 def _with_row_gradients(push: Push) -> Push:

@@ -20,11 +20,10 @@ from freshet.observability.grpc_metrics import GRPC_METRICS
 from freshet.observability.metrics import Metric, register
 from freshet.paramserver.balancer import DEFAULT_BOUNDS, Bounds, LoadBalancer
 from freshet.paramserver.placement import PlanReason
-from freshet.paramserver.server import MeteredRows, identity_of, serve_rows
+from freshet.paramserver.server import MeteredRows, RowSizes, identity_of, serve_rows
 from freshet.paramserver.shard import Shard, store_metrics
 from freshet.paramserver.shard_manager import ShardManager
 from freshet.process.lifecycle import LAST_S, Cleanup, Drain, Task, within
-from freshet.rows.grpc.frames import Described
 from freshet.rows.store import OnServers, RowStore, StoreServer
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import STREAMS, WORK_BYTES, FrameServer
@@ -251,13 +250,13 @@ class ParamServer:
         self._tables = tables_of_groups(spec, layout)
         widths = tuple(group.width for group in layout.groups)
         states = tuple(group.state_floats for group in layout.groups)
-        described = Described(place.name, spec.name, spec_hash, spec.buckets, spec.partitions, widths, states)
+        sizes = RowSizes(spec.buckets, widths, states)
         with Cleanup() as cleanup:
             claims = Claims(context.log, context.topics.control, clock)
             cleanup.add("claims", claims.close)
             self.balancer = LoadBalancer(self.shard, claims, bounds, buckets=spec.buckets, clock=clock)
             self.rows = MeteredRows(self.shard, self.balancer.meter, lambda: self.balancer.full)
-            self.wires = serve_rows(self.server, self.rows, described, layout.scalars)
+            self.wires = serve_rows(self.server, self.rows, sizes, layout.scalars)
             self.server.start()
             cleanup.add("listener", lambda: self.server.stop(0.0))
             self.address = str(Address(place.advertised or place.host, self.server.port))

@@ -70,7 +70,7 @@ class ShardManager:
     ) -> None:
         self._shard, self._claims, self._clock, self._balancer = shard, claims, clock, balancer
         self._slices = slices_of(buckets)
-        self._name, self._member = name, SHARD_LEASES + name
+        self._member = SHARD_LEASES + name
         self._owner = owner_text(name, address, life)
         self._lease: Lease | None = None
         self._owned: dict[str, Lease] = {}  # {slice: its claim}

@@ -30,8 +30,8 @@ class Pulse:
     Until the first beat the loop is not judged, because a service may load its state for any time.
     """
 
-    def __init__(self, clock: Clock = SYSTEM_CLOCK, stuck_s: float = STUCK_S) -> None:
-        self._clock, self._stuck_s = clock, stuck_s
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._beat_s: float | None = None
 
     def beat(self) -> None:
@@ -46,7 +46,7 @@ class Pulse:
         """Return how long the loop has been stalled, in words; None if it is not stuck."""
         beat_s = self._beat_s
         stalled_s = 0.0 if beat_s is None else self._clock.monotonic() - beat_s
-        return f"the main loop has stalled for {stalled_s:.0f} s" if stalled_s >= self._stuck_s else None
+        return f"the main loop has stalled for {stalled_s:.0f} s" if stalled_s >= STUCK_S else None
 
 
 log = structlog.get_logger("freshet.lifecycle")

@@ -25,8 +25,6 @@ from freshet.wires.row_wire import RowWire
 
 __all__ = [
     "DELTA_BYTES",
-    "MAGIC",
-    "VERSION",
     "RowCodec",
     "RowDelta",
     "decode_rows",

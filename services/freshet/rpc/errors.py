@@ -139,12 +139,12 @@ _FAMILY_OF_STATUS: dict[grpc.StatusCode, Callable[[str], FreshetError]] = {
 }
 
 
-def error_of(error: grpc.RpcError, where: str, refusals: TokenRefusals = _TOKEN_REFUSALS) -> FreshetError:
+def error_of(error: grpc.RpcError, where: str) -> FreshetError:
     """Return the error of a call that gRPC ended; `where` is the peer's address."""
     code, details = error.code(), error.details() or ""
     text = f"{where}: {details or code.name}"
     if code is grpc.StatusCode.UNAUTHENTICATED:
-        return refusals.error_of(where, details)
+        return _TOKEN_REFUSALS.error_of(where, details)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         too_large = "larger than max" in details
         return TooLarge(text) if too_large else Overloaded(text, RETRY_AFTER_S)

@@ -188,12 +188,12 @@ class Frame:
             )
         return found
 
-    def text(self, part: Part = Part.TEXT) -> str:
-        """Return a text of the frame. Raises BadFrame if it is missing or not UTF-8."""
+    def text(self) -> str:
+        """Return the text of the frame. Raises BadFrame if it is missing or not UTF-8."""
         try:
-            return self.array(part, np.uint8).tobytes().decode()
+            return self.array(Part.TEXT, np.uint8).tobytes().decode()
         except UnicodeDecodeError as error:
-            raise BadFrame(f"{self._name()}: {part.name} is no UTF-8: {error}", "shape") from error
+            raise BadFrame(f"{self._name()}: TEXT is no UTF-8: {error}", "shape") from error
 
     def _name(self) -> str:
         return f"frame {_kind_name(self.kind)} {self.id}"

@@ -198,11 +198,6 @@ class RowSteps:
         """The native object."""
         return self._native
 
-    @property
-    def state_floats(self) -> int:
-        """Floats of a row's optimiser state (T)."""
-        return self._native.state_floats
-
     def step(self, local: UniqueKeys, values: F32, states: F32, pushed: UniqueKeys, gradients: F32) -> int:
         """Step the rows of `local` that have gradients, in place, and return their number.
 

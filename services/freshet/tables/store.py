@@ -143,7 +143,7 @@ class Store:
                 and eviction does not wait for flushes. A serving store records none.
             owned: own every bucket at offset 0 from the start; otherwise none until `set_applied`.
         """
-        self.layout, self.buckets, self.partitions, self.serving = layout, buckets, partitions, serving
+        self.layout, self.buckets, self.partitions = layout, buckets, partitions
         given = options or {}
         self._native = _native.Store(
             [_native_group(group) for group in layout.groups],
@@ -331,10 +331,6 @@ class Store:
     def applied_of(self, bucket: int) -> dict[int, int]:
         """Return {partition: next offset} of one bucket."""
         return dict(enumerate(self._native.applied_of(bucket).tolist()))
-
-    def clock_of(self, bucket: int) -> TimeMs:
-        """Return the largest event time that a bucket has applied."""
-        return TimeMs(self._native.clock_of(bucket))
 
     def set_applied(self, bucket: int, applied: Applied, clock_ms: int) -> None:
         """Own a bucket from these offsets on (absent partitions: 0); recovery calls it after its import.

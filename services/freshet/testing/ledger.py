@@ -67,7 +67,6 @@ class LedgerModel:
                 "this model only counts samples; see freshet.testing.ledger",
             )
         self.labels = len(spec.labels)
-        self.experts: tuple[str, ...] = ("ledger",)
         self.training = training
         self.seq = dense.index(SEQ)
         self.columns = [0 if v is None else v.start for v in vectors]
@@ -116,10 +115,6 @@ class LedgerModel:
     def finite(self) -> bool:
         """Check that the dense state is finite."""
         return bool(np.isfinite(self.totals).all())
-
-    def mixture(self) -> F32:
-        """Return (L, 1) ones, as there is one expert."""
-        return np.ones((self.labels, 1), np.float32)
 
     def _vectors(self, group: GroupInputs, g: int, feature: int) -> F32:
         """Return (B, 2) rows of a feature's values; zeros for null."""

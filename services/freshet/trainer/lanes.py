@@ -106,22 +106,18 @@ class Lanes:
     _over: bool = False  # no round follows
     _poll_limit_s: float = 0.0  # the longest wait of a lane without data in this round
 
-    def run(self, prepare: Callable[[], None] = lambda: None) -> None:
-        """Train until `stop` is set; raises the first error of a lane.
-
-        `prepare` runs first in each lane's thread, for example to set torch's thread count.
-        """
+    def run(self) -> None:
+        """Train until `stop` is set; raises the first error of a lane."""
         self._lanes = self._new_lanes()
         self._poll_limit_s = self.wait_s
         self._split = self.model if isinstance(self.model, SplitStep) else None  # the check costs 5 µs
         self._ready, self._done, self._shared = (_native.Gate(self.lanes) for _ in range(3))
         threads = [
-            threading.Thread(target=self._run_lane, args=(i, prepare), name=f"lane-{i}")
-            for i in range(1, self.lanes)
+            threading.Thread(target=self._run_lane, args=(i,), name=f"lane-{i}") for i in range(1, self.lanes)
         ]
         for thread in threads:
             thread.start()
-        self._run_lane(0, prepare)
+        self._run_lane(0)
         for thread in threads:
             thread.join()
         if self._error is not None:
@@ -137,10 +133,9 @@ class Lanes:
         """
         return summed([*(lane.stages for lane in self._lanes), self._stepping])
 
-    def _run_lane(self, index: int, prepare: Callable[[], None]) -> None:
+    def _run_lane(self, index: int) -> None:
         lane = self._lanes[index]
         try:
-            prepare()
             while True:
                 self._await_work(index, lane)
                 lane.stages.begin()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, Protocol
 
@@ -90,7 +89,6 @@ class TrainingLoop:
         *,
         site: str = "",
         native_loop: NativeLoop | None = None,
-        prepare: Callable[[], None] = lambda: None,
     ) -> None:
         """Join no quorum yet.
 
@@ -101,11 +99,10 @@ class TrainingLoop:
             open_stream: opens the batch stream of a quorum.
             site: mode `async`: name of the site of this rank; ranks of a site step together. Empty: alone.
             native_loop: of a native model; streams are `RunStream` then.
-            prepare: runs first in each lane's thread.
         """
         self._train, self._clock = context.spec.train, context.clock
         self.membership, self._state, self._open_stream = membership, state, open_stream
-        self._native_loop, self._prepare, self._site = native_loop, prepare, site
+        self._native_loop, self._site = native_loop, site
         self.quorums = 0  # that this rank was in
         self.lost = 0  # quorums that ended because a rank was lost
         self._past = dict.fromkeys(STAGES, 0.0)
@@ -204,7 +201,7 @@ class TrainingLoop:
     def _run_lanes(self, lanes: Lanes) -> None:
         self._running = lanes
         try:
-            lanes.run(self._prepare)
+            lanes.run()
         finally:
             self._past, self._running = self.seconds(), None
 

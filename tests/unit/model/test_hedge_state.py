@@ -221,7 +221,7 @@ def test_a_label_without_samples_keeps_its_state() -> None:
 
 def test_the_hedge_follows_the_expert_with_the_smaller_loss() -> None:
     spec = make_spec(ids=1, experts=("wide", "fm"))
-    model = build_model(spec, training=True)
+    model = HedgeDense(spec, training=True, precision="fp32")
     state = model.state()
     state["hedge/loss"][0] = (0.0, 2.0)
     model.load_state(state)

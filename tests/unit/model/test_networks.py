@@ -190,7 +190,6 @@ def test_ranks_that_add_up_a_networks_sums_take_the_same_step() -> None:
 def test_a_class_of_ones_own_takes_the_specs_options() -> None:
     model = build_model(spec_of(KINDS[-1], options={"width": 5}), training=True)
     assert model.state()["weights/network/inner.weight"].shape[0] == 5
-    assert model.experts == ("Own",)
 
 
 @pytest.mark.parametrize(

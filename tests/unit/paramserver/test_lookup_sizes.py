@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from freshet.errors import TooLarge
-from freshet.paramserver.server import serve_rows
-from freshet.rows.grpc.frames import Described, lookup_frame, rows_into
+from freshet.paramserver.server import RowSizes, serve_rows
+from freshet.rows.grpc.frames import lookup_frame, rows_into
 from freshet.rpc.channel import Transport
 from freshet.rpc.link import Link
 from freshet.rpc.server import FrameServer
@@ -51,7 +51,7 @@ def test_a_lookup_with_too_large_an_answer_is_refused_unread(states: bool) -> No
     most = 1000  # rows of the largest answer
     rows = Rows()
     server = FrameServer("127.0.0.1:0", TRANSPORT, work_bytes=4 * floats * most)
-    serve_rows(server, rows, Described("s", "m", "h", 1, 1, (WIDTH,), (STATES,)))
+    serve_rows(server, rows, RowSizes(1, (WIDTH,), (STATES,)))
     server.start()
     link = Link(
         f"127.0.0.1:{server.port}",

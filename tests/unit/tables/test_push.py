@@ -32,7 +32,7 @@ def test_a_push_without_rows_advances_every_bucket() -> None:
 
     assert store.push([OffsetRange(2, 0, 5), OffsetRange(0, 0, 9)], 50, [], []) is PushOutcome.APPLIED
     assert store.applied() == {0: [9], 1: [0], 2: [5]}
-    assert store.clock_of(3) == 50
+    assert store.native.clock_of(3) == 50
 
 
 def test_rows_of_an_unowned_bucket_refuse_push_and_lookup() -> None:

@@ -50,7 +50,7 @@ def test_a_copy_takes_the_steps_of_its_row(name: str, width: int) -> None:
     store, steps, rng = store_of(made, buckets=BUCKETS), RowSteps(made), np.random.default_rng(width)
     local = of([1, 2, 3, 4, 2, 9], [0, 0, 0, 0, 1, 1])
     values, states = looked_up(store, local)
-    assert states.shape[1] == steps.state_floats == made.state_floats
+    assert states.shape[1] == steps.native.state_floats == made.state_floats
 
     for step in range(8):
         pushed = of([2, 3, 5, 2], [0, 1, 0, 1])  # two of local; key 3 is of another table, 5 is not local

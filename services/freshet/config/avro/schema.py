@@ -37,7 +37,6 @@ from freshet.config.avro.types import (
 from freshet.errors import ConfigError
 
 __all__ = [
-    "MAX_DEPTH",
     "SERVED_FIELD",
     "Array",
     "AvroField",
@@ -69,23 +68,17 @@ MAX_DEPTH = 32
 """Limit on the nesting of a schema; the native interpreter's stack has this size."""
 
 
-def parse_schema(
-    source: str | bytes | Mapping[str, Any],
-    where: str = "Avro schema",
-    *,
-    references: Sequence[str | bytes | Mapping[str, Any]] = (),
-) -> Record:
+def parse_schema(source: str | bytes | Mapping[str, Any], where: str = "Avro schema") -> Record:
     """Parse the schema of an event, which must be a record.
 
     Args:
         source: JSON text, or the object that it holds.
         where: names the schema in errors, e.g. its file.
-        references: schemas of named types that the source uses; each may use the types before it.
 
     Raises:
         ConfigError: not JSON, not Avro, or not a record at the top; names the place in the schema.
     """
-    parsed = _parsed(source, where, references)
+    parsed = _Parser(where).type(_tree(source, where), "", "schema", 0)
     if not isinstance(parsed, Record):
         raise ConfigError(where, "type", spell(parsed), '"record"', "an event is a record of named fields")
     return parsed
@@ -99,9 +92,14 @@ def parse_written(
 ) -> Written:
     """Parse the schema of an external writer, as `parse_schema`; it may also be a union of records.
 
+    `references`: schemas of named types that the source uses; each may use the types before it.
+
     Raises ConfigError as `parse_schema`, or if a union has no record.
     """
-    parsed = _parsed(source, where, references)
+    parser = _Parser(where)
+    for i, reference in enumerate(references):
+        parser.type(_tree(reference, where), "", f"references[{i}]", 0)
+    parsed = parser.type(_tree(source, where), "", "schema", 0)
     if isinstance(parsed, Union) and any(isinstance(b, Record) for b in parsed.branches):
         return parsed
     if not isinstance(parsed, Record):
@@ -113,13 +111,6 @@ def parse_written(
             "an event is a record of named fields",
         )
     return parsed
-
-
-def _parsed(source: Any, where: str, references: Sequence[Any]) -> Type:
-    parser = _Parser(where)
-    for i, reference in enumerate(references):
-        parser.type(_tree(reference, where), "", f"references[{i}]", 0)
-    return parser.type(_tree(source, where), "", "schema", 0)
 
 
 def _tree(source: str | bytes | Mapping[str, Any], where: str) -> Any:

@@ -7,9 +7,8 @@ label is decided, the size of the MLP, and warnings about valid choices that may
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from freshet.config.avro.schema import field_at, sample_schema, spell
 from freshet.config.expression import compile_score
@@ -74,10 +73,6 @@ class Report:
     experts_left_out: tuple[str, ...]  # default experts that no feature can feed
     default_crosses: int  # pairs of features that the expert cross has by default
     warnings: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the object for `--json`."""
-        return asdict(self)
 
     def text(self) -> str:
         """Return the report as text, with a table for each part of the spec."""
@@ -253,9 +248,10 @@ def _warnings(spec: Spec, schemas: Schemas) -> Iterator[str]:
         )
     used = {f.table for f in spec.features}
     for table in spec.tables:
+        written = spec.written.get("tables", {}).get(table.name, {})
         if table.name not in used:
             yield f"tables.{table.name}: no feature uses it"
-        elif _is_stated(spec, table, "shared") and len(features_in(spec.features, table.name)) < 2:
+        elif "shared" in written and len(features_in(spec.features, table.name)) < 2:
             yield f"tables.{table.name}.shared: one feature uses the table, so the key has no effect"
     in_score = compile_score(spec.serve.score).fields()
     for label in spec.labels:
@@ -289,11 +285,6 @@ def _warnings(spec: Spec, schemas: Schemas) -> Iterator[str]:
             )
         if feature.dense == ("raw",):
             yield f"features.{feature.name}: a raw number of unknown size is hard to learn from; use standard"
-
-
-def _is_stated(spec: Spec, table: Table, key: str) -> bool:
-    """Return whether the spec's file has the key of the table."""
-    return key in spec.written.get("tables", {}).get(table.name, {})
 
 
 def _text(report: Report) -> Iterator[str]:

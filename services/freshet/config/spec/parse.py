@@ -150,7 +150,7 @@ def _spec(root: Section, folder: str) -> Spec:
         tables=tables,
         features=features,
         model=model,
-        train=_train(root.section("train")),
+        train=read_object(Train, root.section("train")),
         serve=_serve(root.section("serve"), labels),
         retention=read_object(Retention, root.section("retention")),
         files=read_object(Files, root.section("files")),
@@ -252,10 +252,6 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list):
         return all(_is_plain(v) for v in value)
     return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
-
-
-def _train(section: Section) -> Train:
-    return read_object(Train, section)
 
 
 def _serve(section: Section, labels: tuple[Label, ...]) -> Serve:

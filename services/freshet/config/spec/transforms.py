@@ -131,10 +131,10 @@ def resolve(feature: Feature, folder: str, where: str) -> tuple[str | Step, ...]
     return steps
 
 
-def column_of(feature: Feature, folder: str, where: str = "spec") -> Column | None:
+def column_of(feature: Feature, folder: str) -> Column | None:
     """Return the steps of a dense feature that the native decoder does not compute, or None."""
     rest = feature.dense[1:] if native_first(feature) else feature.dense
-    column = _column(rest, folder, where, f"features.{feature.name}.dense")
+    column = _column(rest, folder, "spec", f"features.{feature.name}.dense")
     return column if column.steps else None
 
 

@@ -277,14 +277,12 @@ class KafkaAdmin:
         )
         return {at: futures[place] for at, place in places.items()}
 
-    def offsets(
-        self, requests: Mapping[TopicPartition, Future[Any]], within_s: float = _REQUEST_S
-    ) -> dict[TopicPartition, int]:
+    def offsets(self, requests: Mapping[TopicPartition, Future[Any]]) -> dict[TopicPartition, int]:
         """Wait for the offsets of `request_ends`. Raises Unavailable, or KeyError for unknown partitions."""
         names = ", ".join(sorted({at.topic for at in requests}))
         with translated(f"the offsets of {names} could not be read", self.last_error):
             try:
-                found = {at: result.offset for at, result in self._answers(requests, within_s).items()}
+                found = {at: result.offset for at, result in self._answers(requests).items()}
             except KafkaException:
                 # Leaders and their epochs come from the last metadata, which this request never renews: after
                 # a broker's restart it would be refused for ever. Describing topics renews them.
@@ -303,14 +301,14 @@ class KafkaAdmin:
         with translated(f"{at} could not be trimmed", self.last_error):
             self._answers(self._client.delete_records([self.place(at, before)], request_timeout=_REQUEST_S))
 
-    def _answers(self, requests: Mapping[Any, Future[Any]], within_s: float = _REQUEST_S) -> dict[Any, Any]:
-        deadline = time.monotonic() + within_s
+    def _answers(self, requests: Mapping[Any, Future[Any]]) -> dict[Any, Any]:
+        deadline = time.monotonic() + _REQUEST_S
         try:
             return {key: self._answer(future, deadline) for key, future in requests.items()}
         except FutureTimeoutError:
             never = "" if self._accepted else _NEVER_ACCEPTED
             raise Unavailable(
-                f"the brokers did not answer within {within_s:g} s{self.last_error}{never}"
+                f"the brokers did not answer within {_REQUEST_S:g} s{self.last_error}{never}"
             ) from None
 
     def _answer(self, future: Future[Any], deadline: float) -> Any:

@@ -23,6 +23,7 @@ from confluent_kafka.cimpl import Message
 from freshet.errors import Corrupt, DataLost, FreshetError, Unavailable
 from freshet.log.kafka.admin import KafkaAdmin
 from freshet.log.kafka.connection import DAMAGED, LOST, UNKNOWN, LastError, family, translated
+from freshet.log.records import take_fairly
 from freshet.observability.skipped_state import count_tombstones
 from freshet.types import I64, BytesColumn, LogId, Records, TopicPartition
 
@@ -129,17 +130,8 @@ class Ahead:
         if not ready:
             return []
         self._turn += 1
-        turn = self._turn % len(ready)
-        found = []
-        for i, at in enumerate(ready[turn:] + ready[:turn]):
-            share = most // (len(ready) - i)  # includes the unused part of earlier shares
-            if i == 0:
-                share = max(share, 1)
-            if share:
-                records = _pop(self._pieces[at], share)
-                most -= len(records)
-                self.bytes -= _size(records)
-                found.append((at, records))
+        found = take_fairly(ready, self._turn, most, lambda at, share: _pop(self._pieces[at], share))
+        self.bytes -= sum(_size(records) for _, records in found)
         return found
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from freshet.errors import Unavailable
 from freshet.log import Bounds
+from freshet.log.records import take_fairly
 from freshet.log.sqlite.file import CHUNK_BYTES, FORMAT, Contents, LogFile, chunk_id, unpack
 from freshet.sqlite import connect, translated
 from freshet.types import Records, TopicPartition
@@ -107,17 +108,8 @@ class SqliteReader:
             return []
         self._pause_s = _SHORTEST_PAUSE_S
         self._turn += 1
-        turn = self._turn % len(ready)
-        found = []
-        for i, (file, position) in enumerate(ready[turn:] + ready[:turn]):
-            share = max_records // (len(ready) - i)  # includes the unused part of earlier shares
-            if i == 0:
-                share = max(share, 1)
-            if share:
-                records = file.read(position, share)
-                max_records -= len(records)
-                found.append((position.partition, records))
-        return found
+        found = take_fairly(ready, self._turn, max_records, lambda one, share: one[0].read(one[1], share))
+        return [(position.partition, records) for (_, position), records in found]
 
 
 class _FileReader:

@@ -99,7 +99,6 @@ class RemoteRows:
         choice: CodecChoice = EXACT,
         deadline_s: float = 10.0,
         attempt_s: float = 5.0,
-        in_flight_bytes: int = IN_FLIGHT_BYTES,
     ) -> None:
         """Connect lazily.
 
@@ -110,12 +109,11 @@ class RemoteRows:
             choice: encodings of rows in answers, and of gradients.
             deadline_s: time after which a lookup or `push` fails with Unavailable.
             attempt_s: longest wait for one answer, which a frozen shard costs.
-            in_flight_bytes: most bytes of unanswered requests on a stream to a shard.
         """
         self._served, self._owners, self._transport = served, owners, transport
         self.wires, self._choice = RowWires.of(served.scalars), choice
         self._monitor = LinkMonitor(self._present_links)
-        self._deadline_s, self._attempt_s, self._in_flight = deadline_s, attempt_s, in_flight_bytes
+        self._deadline_s, self._attempt_s = deadline_s, attempt_s
         self._lock = threading.Lock()
         self._links: dict[str, ShardLink] = {}
         self._before = LinkCounts()  # of closed links
@@ -264,7 +262,7 @@ class RemoteRows:
                         SERVICE,
                         self._served.metadata,
                         codecs_of(address, self._choice),
-                        in_flight_bytes=self._in_flight,
+                        in_flight_bytes=IN_FLIGHT_BYTES,
                     )
                     self._monitor.start()
             links = [self._links[address] for address in owners.addresses]

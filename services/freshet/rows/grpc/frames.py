@@ -15,7 +15,6 @@ flag 2: nothing was done, as the keys of HANDLE are not kept; they must be sent 
 | | PUSH_LISTS: a PUSH; without HANDLE groups with lists have BESIDE, LIST_COUNTS and POSITIONS; VALUES as in
 the answer to LOOKUP_LISTS, and no COUNTS | PUSHED |
 | `Applied` | REQUEST | `RESPONSE`: APPLIED (each distinct offset of a partition), NUMBERS (owned buckets) |
-| `Describe` | REQUEST | `RESPONSE`: TEXT (JSON) |
 
 U unique keys of a group, S floats of a row, T floats of its optimiser state, B buckets of the model,
 M moments at which buckets were read, P partitions, G gradients of a group, R rows beside its K lists.
@@ -24,14 +23,12 @@ M moments at which buckets were read, P partitions, G gradients of a group, R ro
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
-from freshet.errors import Corrupt
 from freshet.observability.tracing import Context
 from freshet.rows.grpc.handles import HANDLE_BYTES, KeysForgottenError
 from freshet.rows.service import KeyGroup, Push
@@ -68,19 +65,6 @@ _FORGOTTEN = 2
 
 MOST_COUNTED = 65535
 """The most gradients of a row that COUNTS can give; of more, KEYS are repeated."""
-
-
-@dataclass(frozen=True, slots=True)
-class Described:
-    """Description of a shard, by which a client checks it."""
-
-    name: str
-    model: str
-    spec_hash: str
-    buckets: int
-    partitions: int
-    widths: tuple[int, ...]  # floats of a row, by store group
-    states: tuple[int, ...]  # floats of its optimiser state, by store group
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -369,31 +353,6 @@ def applied_of(frame: Frame) -> tuple[dict[int, list[int]], I64]:
     for partition, offset in frame.array(Part.APPLIED, np.int64, (None, 2)).tolist():
         applied.setdefault(partition, []).append(offset)
     return applied, frame.array(Part.NUMBERS, np.int64)
-
-
-def described_frame(frame_id: int, described: Described) -> bytes:
-    """Encode a shard's description as JSON."""
-    text = np.frombuffer(orjson.dumps(asdict(described)), np.uint8)
-    return encode_frame(Frame(Kind.RESPONSE, frame_id, sections={(Part.TEXT, 0): text}))
-
-
-def described_of(frame: Frame) -> Described:
-    """Decode a shard's description. Raises Corrupt if it is malformed."""
-    _expect(frame, Kind.RESPONSE)
-    try:
-        fields = orjson.loads(frame.text())
-        widths, states = (tuple(int(w) for w in fields[name]) for name in ("widths", "states"))
-        return Described(
-            str(fields["name"]),
-            str(fields["model"]),
-            str(fields["spec_hash"]),
-            int(fields["buckets"]),
-            int(fields["partitions"]),
-            widths,
-            states,
-        )
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-        raise Corrupt(f"describe: expected a shard's description, found {frame.text()[:200]!r}") from error
 
 
 def _expect(frame: Frame, *kinds: Kind) -> None:

@@ -195,9 +195,9 @@ def command_of(more: int, *arguments: bytes) -> bytes:
     return b"*%d\r\n%b" % (len(arguments) + more, known)
 
 
-def evaluate(script: str, keys: Sequence[bytes], arguments: Sequence[bytes], more: int = 0) -> bytes:
-    """Encode an EVAL of a script; `more` as in `command_of`."""
-    return command_of(more, b"EVAL", script.strip().encode(), b"%d" % len(keys), *keys, *arguments)
+def evaluate(script: str, keys: Sequence[bytes], arguments: Sequence[bytes]) -> bytes:
+    """Encode an EVAL of a script."""
+    return command(b"EVAL", script.strip().encode(), b"%d" % len(keys), *keys, *arguments)
 
 
 MULTI, EXEC = command(b"MULTI"), command(b"EXEC")

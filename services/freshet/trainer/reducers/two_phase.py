@@ -99,10 +99,6 @@ class TwoPhase:
             bounds = self._bounds(ranks)
             self._owned *= padded[bounds[rank] : bounds[rank + 1]]
 
-    def wire_bytes(self, ranks: int) -> int:
-        """Return the bytes that `ranks` ranks send in a step, all together."""
-        return 2 * (ranks - 1) * self.groups * self.codec.group_bytes
-
     def _settle(self, group: Collectives) -> Sequence[int]:
         """Return (n + 1,) where the groups of each owner start, and allocate residuals of own groups."""
         bounds = self._bounds(group.size)

@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,7 @@ def test_an_example_fits_its_schemas(name: str) -> None:
 
     assert [f.name for f in report.features] == [f.name for f in spec.features]
     assert report.text().startswith(f"{name}\n")
-    assert report.as_dict()["labels"][0]["name"] == spec.labels[0].name
+    assert asdict(report)["labels"][0]["name"] == spec.labels[0].name
 
 
 @pytest.mark.parametrize(
