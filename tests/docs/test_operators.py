@@ -101,14 +101,19 @@ def test_promtool_agrees(path: Path, tmp_path: Path) -> None:
     assert promtool, "promtool is missing: apt-get install prometheus, or make test SKIP=promtool"
     subprocess.run([promtool, "check", "rules", RULES], check=True, capture_output=True, timeout=60)
     tests, rules = (yaml.safe_load(at.read_text()) for at in (path, RULES))
-    judged = {case["alertname"] for test in tests["tests"] for case in test["alert_rule_test"]}
-    for group in rules["groups"]:  # promtool evaluates each rule all the time, needed or not
-        group["rules"] = [rule for rule in group["rules"] if rule.get("alert", "") in {"", *judged}]
-    (tmp_path / RULES.name).write_text(yaml.safe_dump(rules))
+    parts = []
+    for i, test in enumerate(tests["tests"]):  # promtool evaluates all rules of a test, judged or not
+        judged = {"", *(case["alertname"] for case in test["alert_rule_test"])}
+        groups = [
+            {**group, "rules": [rule for rule in group["rules"] if rule.get("alert", "") in judged]}
+            for group in rules["groups"]
+        ]
+        (tmp_path / f"{i}.rules.yml").write_text(yaml.safe_dump({**rules, "groups": groups}))
+        parts.append(tmp_path / f"{i}.yml")
+        parts[-1].write_text(yaml.safe_dump({**tests, "rule_files": [f"{i}.rules.yml"], "tests": [test]}))
     done = subprocess.run(
-        [promtool, "test", "rules", shutil.copy(path, tmp_path)],
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+        [promtool, "test", "rules", *parts], capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
