@@ -30,7 +30,7 @@ def assert_promql(queries: Sequence[str], folder: Path) -> None:
     promtool = shutil.which("promtool")
     assert promtool, "promtool is missing: apt-get install prometheus, or make test SKIP=promtool"
     done = subprocess.run(
-        [promtool, "check", "rules", file], capture_output=True, text=True, timeout=60, check=False
+        [promtool, "check", "rules", file], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

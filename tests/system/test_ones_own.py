@@ -225,6 +225,6 @@ def up(spec_file: Path, folder: Path) -> str:
         **own_ports(),
         "PYTHONPATH": str(Path(freshet.__file__).parents[1]),
     }
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert done.returncode == 1, done.stderr
     return done.stderr

@@ -113,7 +113,7 @@ def test_a_store_of_another_spec_is_refused_with_the_edit(spec: Spec, tmp_path: 
     file.write_text(render(_beside(other, tmp_path)))
 
     process = up(file, folder)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=120)
 
     assert process.returncode == 1
     assert "holds model 'ledger' of another spec" in said
@@ -128,7 +128,7 @@ def test_a_port_in_use_names_its_owner_and_the_way_out(tmp_path: Path) -> None:
         port = str(taken.getsockname()[1])
 
         process = up(LEDGER, tmp_path / "run", {"FRESHET_GATEWAY_PORT": port})
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=120)
 
     assert process.returncode == 1
     assert f"port {port} is held by process {os.getpid()}" in said
@@ -139,7 +139,7 @@ def test_a_second_up_in_the_folder_is_refused(spec: Spec, tmp_path: Path) -> Non
     folder = tmp_path / "run"
     with local(spec, folder=folder) as system:
         process = up(LEDGER, folder)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=120)
         still = all(told_by(system, role) for role in system.ports)
 
     assert process.returncode == 1

@@ -27,7 +27,7 @@ def shell(line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
     run = f"{PYTHON} -m freshet"
     return subprocess.run(
         ["bash", "-c", f"set -o pipefail; {line.replace('$F', run)}"],
-        env={**REST, **environment}, capture_output=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+        env={**REST, **environment}, capture_output=True, timeout=120, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ def test_a_pass_that_is_ended_leaves_nothing(tmp_path: Path, keep: str, number: 
     assert process.stdout.readline() == b"begun\n"
 
     process.send_signal(number)
-    _, error = process.communicate(timeout=30)
+    _, error = process.communicate(timeout=120)
 
     by_python = number == signal.SIGINT  # KeyboardInterrupt, which the command ends with 130
     assert process.returncode == (-number if by_python else 128 + number), error

@@ -24,7 +24,7 @@ stop_on_signals(stop)
 def run(code: str, command: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*command, sys.executable, "-c", BEGIN + code],
-        capture_output=True, text=True, timeout=30, check=False, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
 

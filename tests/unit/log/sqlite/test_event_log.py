@@ -278,7 +278,7 @@ for i in range(50):
 """
     children = [child_of(tmp_path / "log", body) for _ in range(3)]
     for child in children:
-        child.communicate(timeout=60)
+        child.communicate(timeout=120)
         assert child.returncode == 0
     log = SqliteEventLog(tmp_path / "log")
     reader = log.reader()
