@@ -299,7 +299,7 @@ def _replace_taken_ports() -> list[str]:
         n for n, port in ports.items() if variables[n] not in os.environ and owner_of_port(port) is not None
     ]
     lines = []
-    for name, free in zip(taken, lease_ports(len(taken)), strict=True):  # one call, so that all differ
+    for name, free in zip(taken, lease_ports(len(taken)), strict=True):
         os.environ[variables[name]] = str(free)  # the services inherit it
         lines.append(f"  port {ports[name]} is taken: {name} uses {free}")
     return lines

@@ -75,6 +75,8 @@ def lease_ports(count: int) -> list[int]:
     No other call returns a leased port, in this process or another, also while no server listens there: until
     `release_ports`, or the process ends. No client is given one either: a client that retries a dead server
     at a port of the clients' range connects to itself one day, and holds the port.
+
+    Raises OSError if no port of 127.0.0.1 can be bound, or the process has too many open files.
     """
     leased: list[int] = []
     while len(leased) < count:
@@ -96,7 +98,9 @@ def _lease(port: int) -> bool:
         try:
             lease.bind(("127.0.0.1", port))
             trial.bind(("127.0.0.1", port))
-        except OSError:
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise  # as without a loopback interface: no other port would do
             return False
         _leases[port] = lease.detach()
     return True

@@ -144,3 +144,12 @@ def test_a_port_belongs_to_one_process_until_that_process_ends() -> None:
     release_ports([first, second])
     assert lease_drawn(7) == first
     release_ports([first])
+
+
+def test_without_a_loopback_interface_no_port_is_leased(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bind_fails(*_: object) -> None:
+        raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+
+    monkeypatch.setattr(socket.socket, "bind", bind_fails)
+    with pytest.raises(OSError, match="Cannot assign"):
+        lease_ports(1)
