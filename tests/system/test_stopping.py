@@ -3,6 +3,7 @@ next start could not take."""
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -93,7 +94,7 @@ def _some_stopped(demo: Demo) -> bool:
     return len([pid for pid in pids if pid in processes_of(demo.folder)]) < len(pids)
 
 
-def test_json_ends_with_one_object(tmp_path: Path) -> None:
+def test_json_ends_with_one_object_and_logs_are_json(tmp_path: Path) -> None:
     demo = Demo(tmp_path / "demo", rate=50)
     demo.start("--json", "--seconds", "60")  # from before the first service is started
     try:
@@ -106,3 +107,6 @@ def test_json_ends_with_one_object(tmp_path: Path) -> None:
     assert set(summary["ended"].values()) == {"stopped"}
     assert summary["simulator"]["events"] > 0
     assert summary["first_learned_s"] is not None
+    for file in (demo.folder / "logs").glob("*.log"):  # which docs/operations.md pipes into jq
+        for line in file.read_text().splitlines():
+            assert "event" in json.loads(line), file.name

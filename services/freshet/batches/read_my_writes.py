@@ -39,7 +39,7 @@ class Write:
 
     ranges: Sequence[OffsetRange]
     groups: Sequence[KeyGroup]
-    gradients: Sequence[F32]  # per group (U, S)
+    gradients: Sequence[F32]  # per group (G, S): one for each key, repeated ones included
     free: Callable[[], None]  # called once the arrays are no longer needed
     ended: int = 0  # number of its acknowledgement, from 1; 0: pending
     void: bool = False  # dropped: its samples are issued again
@@ -79,7 +79,7 @@ class ReadMyWrites:
         gradients: Sequence[F32],
         free: Callable[[], None] = lambda: None,
     ) -> Write:
-        """Add a batch's gradients, (U, S) float32 a group; pushes of a partition follow in this order.
+        """Add a batch's gradients, (G, S) float32 a group; pushes of a partition follow in this order.
 
         The arrays must not change until `free` is called: once, on any thread, after `acknowledge` or `drop`.
         """

@@ -48,4 +48,5 @@ def command(role: str, spec_file: Path, folder: Path, as_json: bool) -> None:
         RUNNERS[role](spec, settings, stop)
     finally:
         end_traces()
-    emit_end({"role": role, "ended": "stopped"}, as_json=as_json, text=f"{role} stopped")
+    if not supervisor:  # which has one file for both outputs, JSON line by line
+        emit_end({"role": role, "ended": "stopped"}, as_json=as_json, text=f"{role} stopped")

@@ -85,4 +85,5 @@ def command(
     tls.use(settings)
     settings.common.run.create()
     run(settings, RunStart(seed, at, every), rate, targets_by(settings, gateway, inference), stop=stop)
-    emit_end({"role": "simulator", "ended": "stopped"}, as_json=as_json, text="simulator stopped")
+    if not supervisor:  # which has one file for both outputs, JSON line by line
+        emit_end({"role": "simulator", "ended": "stopped"}, as_json=as_json, text="simulator stopped")

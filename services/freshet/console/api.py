@@ -150,7 +150,7 @@ VERSION = record(
         "created_ms": nullable(TIME),
         "step": nullable(integer()),
         "verdict": nullable(text("promoted, held or pending")),
-        "reason": text(),
+        "reason": text("of the verdict, with the gate's figures"),
         "aliases": array(text()),
         "measures": ANY,
     },

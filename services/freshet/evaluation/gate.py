@@ -158,7 +158,8 @@ def _violations(gate: Gate, label: Label, now: _Head, then: _Head | None, *, eno
     low, high = gate.calibration
     off = now.calibration
     if not np.isnan(off) and now.is_miscalibrated(low, high) and not _as_far_off(off, then):
-        yield f"calibration {off:.3f} is outside {low:g} to {high:g}"
+        beside = "" if then is None else f" (stable's {then.calibration:.3f})"
+        yield f"calibration {off:.3f} is outside {low:g} to {high:g} by more than chance{beside}"
     if then is None or not np.isfinite(then.loss):
         return
     # The label's entropy cancels in the ratio.

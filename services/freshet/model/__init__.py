@@ -56,7 +56,7 @@ __all__ = [
 Precision = Literal["fp32", "bf16"]
 
 NATIVE_KINDS = ("hedge", "mlp", "linear")
-"""Kinds of `spec.model` with lookup, step and push in native code."""
+"""Kinds of `spec.model` whose step is native code, and with rows in the process lookup and push, too."""
 
 DENSE_MODEL_HOOK = "dense_model"
 """Name of a classmethod `(spec, *, training, precision) -> DenseModel` of a user's class.
@@ -101,7 +101,7 @@ class StepResult:
     """Result of one batch. The lane reuses the gradients' memory for its next batch."""
 
     predictions: F32  # (B, L) of every head before the update: probability, or the number
-    gradients: Sequence[F32]  # per group (U, S): sums over occurrences, zeros for slots without a gradient
+    gradients: Sequence[F32]  # per group (G, S), G = U without counts: sums over occurrences, else zeros
     rows: F64  # (L,) weighted rows of each label
     expert_losses: F64  # (L, K) sums over the batch's weighted rows; K is 1 for a model without experts
     counts: Sequence[U32] | None = None

@@ -37,7 +37,7 @@ class Push:
     """Gradients of one batch, applied, skipped or refused as a whole (PROTOCOL 2 and 4)."""
 
     ranges: tuple[OffsetRange, ...]  # at most one per partition
-    fence: Fence  # of the embedder's claim on these partitions
+    fence: Fence  # of the embedder's claim on these partitions, or of the rank's quorum (PROTOCOL 9)
     clock_ms: TimeMs  # largest event time in the batch
     groups: Sequence[KeyGroup]
     """Repeated keys are adjacent (`KeyGroup.repeated`); their row makes a step by each gradient in order."""

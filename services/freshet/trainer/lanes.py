@@ -4,10 +4,10 @@ In a round every lane polls for a batch; one lane calls the step coordinator; ea
 one lane begins the dense step, and each executes a part of it. A lane without a batch joins the round with
 none.
 
-For native models a round is a run of batches a lane (`RunLanes`): native code trains on them without
-returning to Python between two. The coordinator decides on all batches of a run before it begins, in the
-order of its steps. A lane stops at a refused push; the vector then loses the batches after it before any
-other component reads it.
+For native models with rows in the process a round is a run of batches a lane (`RunLanes`): native code
+trains on them without returning to Python between two. The coordinator decides on all batches of a run
+before it begins, in the order of its steps. A lane stops at a refused push; the vector then loses the
+batches after it before any other component reads it.
 
 Letters: B samples, K batches of a lane's run, L labels.
 """
@@ -299,7 +299,7 @@ def _do_nothing() -> None:
     pass
 
 
-# --- rounds with a run of batches a lane, for native models
+# --- rounds with a run of batches a lane, for native models with rows in the process
 
 
 @dataclass(slots=True)

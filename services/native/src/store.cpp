@@ -242,6 +242,7 @@ Pushed Store::push(const int64_t* ranges, size_t n, int64_t clock_ms, const std:
   std::vector<std::unique_lock<std::mutex>> partition_locks;
   for (const uint32_t p : partitions) partition_locks.emplace_back(partition_locks_[p]);
 
+  // PROTOCOL 4: every bucket is judged before any is changed.
   enum : uint8_t { not_held, apply, skip };
   std::vector<uint8_t> decision(spec_.buckets, not_held);
   bool any = false;

@@ -185,6 +185,12 @@ def test_one_bad_label_of_two_holds_a_version() -> None:
     assert verdict.reason.startswith("y1: calibration")
 
 
+def test_the_reason_has_the_calibration_of_stable() -> None:
+    stable = scored()
+    of_stable = float(stable.predictions.sum() / stable.value.sum())
+    assert f"by more than chance (stable's {of_stable:.3f})" in judge(SPEC, scored(factor=1.5), stable).reason
+
+
 def test_infinite_calibration_holds_a_version() -> None:
     candidate = replace(scored(), value=np.zeros(2000, np.float32))
     verdict = judge(SPEC, candidate, None)

@@ -1,9 +1,9 @@
 """The row store on Redis Cluster, or on one Redis: a hash of row pages per bucket; a flush compares and sets
 each bucket.
 
-Layout and commands are in `scripts`, connections and failovers in `nodes` and `connection`, reads in
-`reads`. If a failover loses writes of a bucket, its owner's next flush finds another (fence, seq) than its
-last, and replaces the bucket.
+Layout and commands are in `scripts`, connections and failovers in `nodes` and `connection`, pages and
+reads in `pages`. If a failover loses writes of a bucket, its owner's next flush finds another (fence, seq)
+than its last, and replaces the bucket.
 """
 
 from __future__ import annotations
