@@ -13,7 +13,7 @@ from freshet.log import EventLog
 from freshet.log.records import newest
 from freshet.types import TopicPartition
 from freshet.versions import Manifest, VersionStore
-from freshet.versions.promotions import PEOPLE
+from freshet.versions.promotions import PEOPLE, Pins
 
 READ_COMMITS = 5_000
 
@@ -188,11 +188,14 @@ READ_AT_ONCE = 5_000
 class Versions:
     """Follows the version store and its topic. Not thread-safe."""
 
-    def __init__(self, store: VersionStore, log: EventLog, topic: str) -> None:
+    def __init__(self, store: VersionStore, log: EventLog, topic: str, *, span_ms: int, now_ms: int) -> None:
+        """Begin with the records of the `span_ms` before `now_ms`; a pin may be older."""
         self._store = store
-        self._follower = Follower(log, TopicPartition(topic, 0))
         self._manifests: dict[int, Manifest] = {}
-        self.pinned = False
+        pins = Pins(log, topic)
+        self.pinned = pins.pin() is not None
+        pins.close()
+        self._follower = Follower(log, TopicPartition(topic, 0), span_ms=span_ms, now_ms=now_ms)
 
     def events(self) -> Sequence[Mapping[str, Any]]:
         """Return events of versions since the last call, as `version_event`."""
