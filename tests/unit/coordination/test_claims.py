@@ -535,10 +535,11 @@ def test_a_lease_is_kept_by_a_reader_behind_a_trim(
     first.acquire("seat", "a", soon())
 
     def beat(done: Callable[[], bool]) -> Callable[[], bool]:
-        def advanced() -> bool:
-            return done() or bool(clock.advance(HEARTBEAT_S))
+        def is_done() -> bool:
+            clock.advance(0.0 if done() else HEARTBEAT_S)
+            return done()
 
-        return advanced
+        return is_done
 
     wait_for(beat(lambda: any(b'"state"' in value for _, value in newest(log, CONTROL, 1000))), WAIT_S)
     wait_for(lambda: second.read_upto == log.bounds(CONTROL).end, WAIT_S)
