@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from freshet.console.history import parsed, version_event
+from freshet.console.history import POINTS, parsed, version_event
 from freshet.errors import DataLost, FreshetError
 from freshet.log import EventLog
 from freshet.log.records import newest
@@ -192,14 +194,13 @@ class Versions:
         """Begin with the records of the `span_ms` before `now_ms`; a pin may be older."""
         self._store = store
         self._manifests: dict[int, Manifest] = {}
-        pins = Pins(log, topic)
-        self.pinned = pins.pin() is not None
-        pins.close()
+        with contextlib.closing(Pins(log, topic)) as pins:
+            self.pinned = pins.pin() is not None
         self._follower = Follower(log, TopicPartition(topic, 0), span_ms=span_ms, now_ms=now_ms)
 
     def events(self) -> Sequence[Mapping[str, Any]]:
-        """Return events of versions since the last call, as `version_event`."""
-        found: list[Mapping[str, Any]] = []
+        """Return events of versions since the last call, as `version_event`; the newest POINTS at most."""
+        found: deque[Mapping[str, Any]] = deque(maxlen=POINTS)
         while True:
             records, anew = self._follower.read(READ_AT_ONCE)
             if anew:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import orjson
 
@@ -159,19 +160,20 @@ class Pins:
 
     def known(self) -> dict[str, int | None]:
         """Return what the records before `upto` have decided, for the key `pins` of a move by the trainer."""
-        return {"upto": self._next, "stable": self._stable, "pinned": self._pin and self._pin.number}
+        pinned = None if self._pin is None else self._pin.number
+        return {"upto": self._next, "stable": self._stable, "pinned": pinned}
 
     def _skip_ahead(self) -> None:
         """Take over `pins` of one of the newest records, and read on at its `upto`."""
         for offset, value in newest(self._log, self._at, _NEWEST):
             try:
                 pins = orjson.loads(value)["pins"]
-                upto, *numbers = pins["upto"], pins["stable"], pins["pinned"]
+                upto, stable, pinned = pins["upto"], pins["stable"], pins["pinned"]
             except (ValueError, KeyError, TypeError):
                 continue  # another record, or a damaged one
-            valid = type(upto) is int and all(n is None or _is_number(n) for n in numbers)
+            valid = type(upto) is int and all(n is None or _is_number(n) for n in (stable, pinned))
             if valid and self._next < upto <= offset:
-                self._next, self._stable, pinned = upto, *numbers
+                self._next, self._stable = upto, stable
                 self._pin = None if pinned is None else Pin(pinned)
         self._reader.assign({self._at: self._next})
 
@@ -197,5 +199,5 @@ class Pins:
             self._pin = Pin(number) if record.get("pinned") is True else None
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < 10**MOST_DIGITS

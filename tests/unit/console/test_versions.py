@@ -4,6 +4,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from freshet.console import topic_readers
 from freshet.console.topic_readers import Versions
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.testing.clock import SettableClock
@@ -49,10 +50,22 @@ def test_versions_of_the_history_alone_are_read(scene: Scene) -> None:
     versions = scene.versions()
 
     assert scene.numbers(versions) == [2]
-    assert versions.pinned, "an older rollback still pins"
+    assert versions.to_json(None)["pinned"], "an older rollback still pins"
     scene.move(3, "console", pinned=False)
     assert scene.numbers(versions) == [3]
-    assert not versions.pinned
+    assert not versions.to_json(None)["pinned"]
+    versions.close()
+
+
+def test_events_beyond_those_of_the_history_are_dropped(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_readers, "POINTS", 3)
+    versions = scene.versions()
+    for number in range(5):
+        scene.move(number, "trainer")
+
+    assert scene.numbers(versions) == [2, 3, 4]
     versions.close()
 
 
@@ -63,5 +76,5 @@ def test_a_promotion_in_the_history_unpins(scene: Scene) -> None:
     versions = scene.versions()
 
     assert scene.numbers(versions) == [2]
-    assert not versions.pinned
+    assert not versions.to_json(None)["pinned"]
     versions.close()
