@@ -22,7 +22,7 @@ from freshet.console.service import MOST_TRIES, READERS
 from freshet.console.services import BUSY_S, Services
 from freshet.testing.clock import SettableClock
 from freshet.testing.conditions import wait_until
-from freshet.trainer.version_writer import Pin, Pins
+from freshet.versions.promotions import Pin, Pins
 from tests.integration.console_world import TOKEN, Console, ConsoleWorld, Fake, acting, now_ms
 
 

@@ -41,9 +41,10 @@ from freshet.trainer.reducers.build import build_reducer, reducer_name
 from freshet.trainer.service import Trainer, TrainingLoop
 from freshet.trainer.state_sync import DenseState, Progress, SharedMeasures, terms_of
 from freshet.trainer.step_coordinator import AVERAGE_S, DenseLedger
-from freshet.trainer.version_writer import Pins, VersionWriter, restart_point
+from freshet.trainer.version_writer import VersionWriter, restart_point
 from freshet.types import Bucket, TopicPartition
 from freshet.versions import VersionStore
+from freshet.versions.promotions import Pins
 from freshet.wires.row_wire import WIRE_METRICS, WiresStatus
 
 log = structlog.get_logger("freshet.training")

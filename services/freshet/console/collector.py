@@ -236,10 +236,13 @@ class Collector:
         spec, event_log = self._sources.spec, self._sources.log
         ensure_topics(event_log, spec)
         at = TopicPartition(self._topics.measures, 0)
-        measures = Follower(event_log, at, span_ms=self._settings.history_ms, now_ms=self._clock.now_ms())
+        span_ms, now_ms = self._settings.history_ms, self._clock.now_ms()
+        measures = Follower(event_log, at, span_ms=span_ms, now_ms=now_ms)
         self._reading = _Reading(
             measures,
-            Versions(self._sources.versions, event_log, self._topics.versions),
+            Versions(
+                self._sources.versions, event_log, self._topics.versions, span_ms=span_ms, now_ms=now_ms
+            ),
             DeadLetters(event_log, refused=self._topics.refused, dead_letters=self._topics.dead_letters),
             ServedSample(spec, event_log, self._topics.served, self._unreadable.inc, _reader_of(spec)),
             Commits(event_log, self._topics.joiner),

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from freshet.console.history import parsed, version_event
+from freshet.console.history import POINTS, parsed, version_event
 from freshet.errors import DataLost, FreshetError
 from freshet.log import EventLog
 from freshet.log.records import newest
 from freshet.types import TopicPartition
 from freshet.versions import Manifest, VersionStore
-from freshet.versions.promotions import PEOPLE
+from freshet.versions.promotions import PEOPLE, Pins
 
 READ_COMMITS = 5_000
 
@@ -188,15 +190,17 @@ READ_AT_ONCE = 5_000
 class Versions:
     """Follows the version store and its topic. Not thread-safe."""
 
-    def __init__(self, store: VersionStore, log: EventLog, topic: str) -> None:
+    def __init__(self, store: VersionStore, log: EventLog, topic: str, *, span_ms: int, now_ms: int) -> None:
+        """Begin with the records of the `span_ms` before `now_ms`; a pin may be older."""
         self._store = store
-        self._follower = Follower(log, TopicPartition(topic, 0))
         self._manifests: dict[int, Manifest] = {}
-        self.pinned = False
+        with contextlib.closing(Pins(log, topic)) as pins:
+            self.pinned = pins.pin() is not None
+        self._follower = Follower(log, TopicPartition(topic, 0), span_ms=span_ms, now_ms=now_ms)
 
     def events(self) -> Sequence[Mapping[str, Any]]:
-        """Return events of versions since the last call, as `version_event`."""
-        found: list[Mapping[str, Any]] = []
+        """Return events of versions since the last call, as `version_event`; the newest POINTS at most."""
+        found: deque[Mapping[str, Any]] = deque(maxlen=POINTS)
         while True:
             records, anew = self._follower.read(READ_AT_ONCE)
             if anew:

@@ -26,7 +26,7 @@ from freshet.coordination.claim_rules import (
     state_record,
 )
 from freshet.errors import DataLost, Fenced, FreshetError, Unavailable
-from freshet.log import EventLog, Reader
+from freshet.log import Bounds, EventLog, Reader
 from freshet.types import Append, BytesColumn, Fence, TopicPartition
 
 _log = structlog.get_logger(__name__)
@@ -48,8 +48,8 @@ _GAP_S = 0.2
 whether the log was available. On a busy machine that polls later, leases only become longer."""
 
 STATE_EVERY = 100_000
-"""Records after which a summary is written and earlier records are trimmed: about 14 hours of one owner, 0.2
-s of reading."""
+"""Records after which a summary is written, and the records before the former summary are trimmed, so that
+readers may be so far behind: about 14 hours of one owner. A start reads up to twice as many, 0.4 s."""
 
 
 class Lease:
@@ -117,7 +117,7 @@ class Claims:
         self._unwritten: list[bytes] = []  # releases that are not known to be written
         self._changed = threading.Condition()  # guards the book, `_leases` and the fields below
         self._next = 0  # offset up to which the book has applied the log
-        self._start = 0
+        self._covered = 0  # offset below which the newest summary has all claims
         self._beat_due = clock.monotonic()
         self._error: FreshetError | None = None
         self._closing = False
@@ -366,7 +366,7 @@ class Claims:
                     for offset, value in zip(records.offsets.tolist(), records.values, strict=True):
                         record = self._parsed(offset, value)
                         if record is not None:
-                            self._book.apply(offset, record)
+                            self._apply(offset, record)
                     self._next = records.next_offset
         return False
 
@@ -401,28 +401,30 @@ class Claims:
             with self._changed:
                 self._unwritten.pop(0)
 
+    def _apply(self, offset: int, record: Mapping[str, Any]) -> None:
+        if record["kind"] == "state" and record["upto"] <= offset:
+            self._covered = max(self._covered, record["upto"])
+        self._book.apply(offset, record)
+
     def _summarise(self) -> None:
-        if self._next - self._start < STATE_EVERY:
+        if self._next - self._covered < STATE_EVERY:
             return
         with self._changed:
             upto, claims, plan = self._next, list(self._book.claims().values()), self._book.plan
         self._append(state_record(upto, claims, plan))
-        self._eventlog.trim(self._partition, upto)
-        self._start = upto
+        former, self._covered = self._covered, upto
+        self._eventlog.trim(self._partition, former)
 
     def _read_from_start(self) -> None:
-        """Read the whole log. A trimmed log has a `state` record, of its start, soon after its start."""
-        bounds = self._eventlog.bounds(self._partition)
-        self._reader.assign({self._partition: bounds.start})
-        self._next = self._start = bounds.start
-        records = []
-        while self._next < bounds.end:
-            for _, found in self._reader.poll(100_000, LEASE_S):
-                for offset, value in zip(found.offsets.tolist(), found.values, strict=True):
-                    record = self._parsed(offset, value)
-                    if record is not None:
-                        records.append((offset, record))
-                self._next = found.next_offset
+        """Read the whole log. A trimmed log has a `state` record, of its start or later, after its start."""
+        while True:
+            bounds = self._eventlog.bounds(self._partition)
+            try:
+                records = self._records(bounds)
+                break
+            except DataLost:  # another process may have trimmed the log since
+                if self._eventlog.bounds(self._partition).start == bounds.start:
+                    raise
         first = bounds.start
         if bounds.start > 0:
             states = (r for at, r in records if r["kind"] == "state" and bounds.start <= r["upto"] <= at)
@@ -433,7 +435,20 @@ class Claims:
             first = state["upto"]
         for offset, record in records:
             if offset >= first:
-                self._book.apply(offset, record)
+                self._apply(offset, record)
+
+    def _records(self, bounds: Bounds) -> list[tuple[int, dict[str, Any]]]:
+        self._reader.assign({self._partition: bounds.start})
+        self._next = self._covered = bounds.start
+        records = []
+        while self._next < bounds.end:
+            for _, found in self._reader.poll(100_000, LEASE_S):
+                for offset, value in zip(found.offsets.tolist(), found.values, strict=True):
+                    record = self._parsed(offset, value)
+                    if record is not None:
+                        records.append((offset, record))
+                self._next = found.next_offset
+        return records
 
 
 def _named(things: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import ssl
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
@@ -301,8 +302,10 @@ def _request_liveness(process: Process) -> str | None:
     """Request `/health/live`: "" if the process is live, a reason if it is stuck, None without an answer."""
     try:
         code, answer = ask(process.port, LIVE.path, host=process.host, timeout_s=CHECK_WITHIN_S)
-    except OSError:
-        return None
+    except OSError as error:
+        # A refused handshake is an answer too, such as one with an expired certificate; a cut one is none.
+        refused = isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)
+        return "" if refused else None
     if code != 503 or not isinstance(answer, dict) or answer.get("status") != "stuck":
         return ""  # any other answer shows that the process is live
     return str(answer.get("reason", "its main loop has stalled"))

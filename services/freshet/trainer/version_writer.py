@@ -16,89 +16,16 @@ from freshet.config.spec.identity import explain_defaults
 from freshet.config.spec.transforms import Outcomes, outcomes_of
 from freshet.errors import Corrupt, Fenced, FreshetError, Mismatch
 from freshet.evaluation.gate import Verdict, VersionPredictions, judge
-from freshet.log import EventLog, Writer
+from freshet.log import Writer
 from freshet.log.topics import ModelContext
 from freshet.model import DenseModel
 from freshet.model.inputs import ModelInputs, arrays_of, inputs_of, joined
 from freshet.observability.skipped_state import skip
 from freshet.observability.spans import record_publication
 from freshet.observability.tracing import now_ns
-from freshet.types import Append, BytesColumn, Fence, TopicPartition
+from freshet.types import Append, BytesColumn, Fence
 from freshet.versions import Manifest, Version, VersionStore
-from freshet.versions.promotions import PEOPLE
-from freshet.versions.weights import MOST_DIGITS
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """A version at which `stable` must stay until an operator promotes one."""
-
-    number: int  # of the version that an operator rolled back to
-
-    @property
-    def reason(self) -> str:
-        """The reason for which the gate may not promote."""
-        return (
-            f"an operator rolled back to version {self.number}; "
-            "`freshet version promote NUMBER` lets the gate go on"
-        )
-
-
-class Pins:
-    """The pin of `stable`, from the alias moves in `<model>.versions`; an operator's last move decides.
-
-    One thread uses it.
-    """
-
-    def __init__(self, log: EventLog, topic: str) -> None:
-        self._log = log
-        self._at = TopicPartition(topic, 0)
-        self._next = log.bounds(self._at).start
-        self._reader = log.reader()
-        self._reader.assign({self._at: self._next})
-        self._pin: Pin | None = None
-        self._stable: int | None = None
-
-    def pin(self) -> Pin | None:
-        """Read new alias moves and return the pin; None if the gate may promote."""
-        end = self._log.bounds(self._at).end
-        while self._next < end:
-            for _, records in self._reader.poll(1000, 1.0):
-                for offset, value in zip(records.offsets.tolist(), records.values, strict=True):
-                    self._read_move(value, f"{self._at} at offset {offset}")
-                self._next = records.next_offset
-        return self._pin
-
-    def close(self) -> None:
-        """Close the reader."""
-        self._reader.close()
-
-    @property
-    def stable(self) -> int | None:
-        """The target of the newest move of `stable` that `pin` has read; None if there was none."""
-        return self._stable
-
-    def _read_move(self, value: bytes | None, where: str) -> None:
-        if not value:
-            return
-        try:
-            record = orjson.loads(value)
-        except orjson.JSONDecodeError as error:
-            skip("versions", where, f"{where}: expected a record in JSON, found {value[:60]!r}: {error}")
-            return
-        if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
-            skip("versions", where, f"{where}: expected an object with `kind`, found {value[:60]!r}")
-            return
-        if record["kind"] != "alias" or record.get("alias") != "stable":
-            return
-        number, by = record.get("number"), record.get("by")
-        if type(number) is not int or not 0 <= number < 10**MOST_DIGITS or not isinstance(by, str):
-            skip("versions", where, f"{where}: expected `number` and `by` of an alias, found {value[:120]!r}")
-            return
-        self._stable = number
-        if by in PEOPLE:
-            self._pin = Pin(number) if record.get("pinned") is True else None
-
+from freshet.versions.promotions import Pin, Pins
 
 log = structlog.get_logger("freshet.trainer")
 
@@ -418,7 +345,7 @@ class VersionWriter:
 
     def _point(self, alias: str, number: int, by: str, **more: object) -> None:
         self.store.point(alias, number)
-        self._announce("alias", alias=alias, number=number, by=by, **more)
+        self._announce("alias", alias=alias, number=number, by=by, pins=self.pins.known(), **more)
 
     def _restore(self, pin: Pin) -> None:
         """Point `stable` at the pin again if a concurrent promotion moved it."""

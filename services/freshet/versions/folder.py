@@ -130,6 +130,7 @@ class FolderVersionStore:
         """Return the version of each alias, without aliases that were never set or are damaged."""
         found: dict[str, int] = {}
         damaged: dict[str, str] = {}
+        self._check_folder()
         for alias in ALIASES:
             path = self._folder / "aliases" / alias
             try:
@@ -176,6 +177,7 @@ class FolderVersionStore:
         except FileNotFoundError:
             if path.parent.exists():
                 raise Corrupt(f"{path}: expected a file, found none; delete version {number}") from None
+            self._check_folder()
             raise KeyError(f"no version {number} in {self._folder}") from None
         except Unavailable as error:
             if isinstance(error.__cause__, OSError) and error.__cause__.errno in _UNREADABLE:
@@ -183,6 +185,14 @@ class FolderVersionStore:
                     f"{error}\n  repair the file or its permissions, or delete version {number}"
                 ) from error
             raise
+
+    def _check_folder(self) -> None:
+        """Raise Unavailable if the store's folder is gone: then nothing is known to be absent."""
+        if not os.path.exists(self._folder / "aliases"):
+            raise Unavailable(
+                f"{self._folder}: expected the folder of a version store, with `aliases` in it, found none\n"
+                "  was it moved, or is its disk not mounted?"
+            )
 
     def _sweep(self) -> None:
         """Remove incomplete folders of processes that were killed."""
@@ -250,10 +260,10 @@ def _replace(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _disk(path: Path, doing: str) -> Iterator[None]:
-    """Raise Unavailable for errors of the system. FileNotFoundError passes: callers interpret it."""
+    """Raise Unavailable for errors of the system. A read's FileNotFoundError passes: callers interpret it."""
     try:
         yield
-    except FileNotFoundError:
-        raise
     except OSError as error:
+        if doing == "read" and isinstance(error, FileNotFoundError):
+            raise
         raise Unavailable(f"{path}: cannot {doing}: {error.strerror or error}") from error

@@ -114,11 +114,12 @@ class Bucket:
         return f"{self._where}/{key}" if key else self._where
 
     def read(self, key: str) -> Stored | None:
-        """Return an object; None if it does not exist."""
+        """Return an object; None if it does not exist. Raises Unavailable if the bucket does not exist."""
         with self._translated(key, "read"):
             try:
                 result = obstore.get(self._store, key)
             except FileNotFoundError:
+                next(iter(obstore.list(self._store, key)), None)  # fails without a bucket
                 return None
             state: UpdateVersion = {}
             if result.meta["e_tag"] is not None:
@@ -128,7 +129,7 @@ class Bucket:
             return Stored(bytes(result.bytes()), state)
 
     def exists(self, key: str) -> bool:
-        """Return whether an object exists."""
+        """Return whether an object exists; False without a bucket, too, as the answer has no reason."""
         with self._translated(key, "check"):
             try:
                 obstore.head(self._store, key)
@@ -210,12 +211,13 @@ class Bucket:
 
     @contextlib.contextmanager
     def _translated(self, key: str, doing: str) -> Iterator[None]:
-        """Translate the library's errors. FileNotFoundError passes: callers interpret it."""
+        """Translate the library's errors. A missing object is interpreted within; what leaves is a missing
+        bucket."""
         try:
             yield
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
             raise Conflict(self.where(key)) from error
-        except exceptions.BaseError as error:
+        except (exceptions.BaseError, FileNotFoundError) as error:
             raise Unavailable(
                 f"{self.where(key)}: cannot {doing}: {_first_line(error)}{_hint(error)}"
             ) from error
@@ -304,9 +306,11 @@ _HINTS: Mapping[type[Exception], str] = {
     exceptions.UnauthenticatedError: "the credentials are not accepted: check whether they are current",
 }
 
+_NO_BUCKET = "the bucket or container was not found: make it, or correct the URL"
+
 
 def _hint(error: Exception) -> str:
-    hint = _HINTS.get(type(error), "")
+    hint = _NO_BUCKET if "404 Not Found" in str(error) else _HINTS.get(type(error), "")
     return f"\n  {hint}" if hint else ""
 
 

@@ -36,6 +36,7 @@ from freshet.coordination.claim_rules import (
 from freshet.coordination.claims import Claims
 from freshet.errors import Corrupt, DataLost, Fenced, Unavailable
 from freshet.log import EventLog
+from freshet.log.records import newest
 from freshet.observability.skipped_state import skipped
 from freshet.paramserver.placement import BalanceRules
 from freshet.testing.clock import SettableClock
@@ -499,6 +500,74 @@ def test_a_trimmed_topic_without_state_is_data_lost(start: Callable[..., Claims]
     log.trim(CONTROL, 2)
     with pytest.raises(DataLost, match="state"):
         start()
+
+
+class Delayed(Unreachable):
+    """A log whose polls wait while `held` is set."""
+
+    def __init__(self, log: EventLog) -> None:
+        super().__init__(log)
+        self.held, self.waits, self.go = threading.Event(), threading.Event(), threading.Event()
+
+    def reader(self) -> Any:
+        reader, outer = self._log.reader(), self
+
+        class Wrapped:
+            assign, close = reader.assign, reader.close
+
+            def poll(self, max_records: int, wait_s: float) -> Any:
+                if outer.held.is_set():
+                    outer.waits.set()
+                    assert outer.go.wait(WAIT_S)
+                return reader.poll(max_records, wait_s)
+
+        return Wrapped()
+
+
+def test_a_lease_is_kept_by_a_reader_behind_a_trim(
+    start: Callable[..., Claims], log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims_module, "STATE_EVERY", 10)
+    slow, clock = Delayed(log), SettableClock()
+    second = start(clock=SettableClock(), log=slow)
+    kept = second.acquire("other", "b", soon())
+    first = start(clock=clock)
+    first.acquire("seat", "a", soon())
+
+    def beat(done: Callable[[], bool]) -> Callable[[], bool]:
+        def is_done() -> bool:
+            clock.advance(0.0 if done() else HEARTBEAT_S)
+            return done()
+
+        return is_done
+
+    wait_for(beat(lambda: any(b'"state"' in value for _, value in newest(log, CONTROL, 1000))), WAIT_S)
+    wait_for(lambda: second.read_upto == log.bounds(CONTROL).end, WAIT_S)
+    slow.held.set()
+    assert slow.waits.wait(WAIT_S)
+    before = log.bounds(CONTROL).start
+    wait_for(beat(lambda: log.bounds(CONTROL).start > before), WAIT_S)
+    slow.go.set()
+    wait_for(lambda: second.read_upto == log.bounds(CONTROL).end or kept.lost.is_set(), WAIT_S)
+
+    second.check()
+    kept.check()
+    assert first.owners()["other"].fence == kept.fence
+
+
+def test_a_trim_during_a_start_makes_it_read_again(start: Callable[..., Claims], log: EventLog) -> None:
+    beat, claim = heartbeat_record([Fence(0)]), claim_record("seat", "a", None)
+    claims = book_of(beat, claim).claims().values()
+    records = [beat, claim, beat, beat, state_record(3, claims, None), beat]
+    log.writer().append([Append("control", 0, BytesColumn.of(records))])
+
+    class Trimmed(Unreachable):
+        def bounds(self, at: TopicPartition) -> Any:
+            found = log.bounds(at)
+            log.trim(at, 2)
+            return found
+
+    assert start(log=Trimmed(log)).owners()["seat"].fence == 1
 
 
 GARBAGE = [

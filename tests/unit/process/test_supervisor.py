@@ -1,18 +1,24 @@
+import contextlib
 import os
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+import trustme
 
 from freshet.clock import SYSTEM_CLOCK, Clock, SystemClock
-from freshet.config.settings import RunFolder
+from freshet.config.settings import RunFolder, load_settings
 from freshet.errors import ConfigError, Corrupt, Unavailable
+from freshet.http import tls
 from freshet.process import supervisor as supervisor_module
 from freshet.process.ports import lease_ports
 from freshet.process.restart_policy import HangPolicy
@@ -338,3 +344,34 @@ def test_lost_state_is_rewritten(
 
     until(is_whole)
     running.end()
+
+
+@pytest.mark.parametrize(("listener", "answer"), [("expired", ""), ("foreign", ""), ("cut", None)])
+def test_a_refused_certificate_shows_that_a_service_lives(
+    tmp_path: Path, listener: str, answer: str | None
+) -> None:
+    authority, other = trustme.CA(), trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca"))
+    signs, until = (other, None) if listener == "foreign" else (authority, datetime(2020, 1, 1, tzinfo=UTC))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    signs.issue_cert("127.0.0.1", not_after=until).configure_cert(context)
+
+    def serve() -> None:
+        connection, _ = server.accept()
+        connection.settimeout(60.0)
+        with connection, contextlib.suppress(OSError):
+            if listener == "cut":
+                connection.recv(1 << 16)
+            else:
+                context.wrap_socket(connection, server_side=True).close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            tls.use(load_settings({"FRESHET_HTTP_CA_FILE": str(tmp_path / "ca")}))
+            process = Process("one", [], server.getsockname()[1])
+            assert supervisor_module._request_liveness(process) == answer
+        finally:
+            tls.use(load_settings({}))
+            thread.join()

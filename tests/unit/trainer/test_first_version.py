@@ -23,10 +23,11 @@ from freshet.testing.conditions import wait_for
 from freshet.trainer.process_group import LocalProcessGroup
 from freshet.trainer.service import Trainer, TrainingCallback, TrainingLoop
 from freshet.trainer.state_sync import DenseState
-from freshet.trainer.version_writer import Pins, VersionWriter
+from freshet.trainer.version_writer import VersionWriter
 from freshet.types import Fence
 from freshet.versions import Manifest
 from freshet.versions.folder import FolderVersionStore
+from freshet.versions.promotions import Pins
 
 SPEC = parse_spec("""
 name = "toy"

@@ -3,8 +3,8 @@ import pytest
 
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.observability.skipped_state import skipped
-from freshet.trainer.version_writer import Pin, Pins
 from freshet.types import Append, BytesColumn
+from freshet.versions.promotions import Pin, Pins
 
 TOPIC = "toy.versions"
 
@@ -88,3 +88,103 @@ def test_garbage_in_the_topic_of_versions_is_skipped(log):
     tell(log, alias="stable", number=5, by="trainer")
     assert (pins.pin(), pins.stable) == (Pin(2), 5)
     pins.close()
+
+
+class Counted:
+    """A log that counts the records that its readers return."""
+
+    def __init__(self, log):
+        self._log, self.records = log, 0
+
+    def __getattr__(self, name):
+        return getattr(self._log, name)
+
+    def reader(self):
+        reader, outer = self._log.reader(), self
+
+        class Wrapped:
+            assign, close = reader.assign, reader.close
+
+            def poll(self, most, wait_s):
+                found = reader.poll(most, wait_s)
+                outer.records += sum(len(records) for _, records in found)
+                return found
+
+        return Wrapped()
+
+
+OLD = 3000
+
+
+@pytest.fixture
+def old(log):
+    """A log with a rollback, and after it many moves of a release that wrote no `pins`."""
+    tell(log, alias="stable", number=1, by="operator", pinned=True)
+    move = {"v": 1, "kind": "alias", "alias": "stable", "number": 7, "by": "trainer"}
+    writer = log.writer()
+    writer.append([Append(TOPIC, 0, BytesColumn.of([orjson.dumps(move)] * OLD))])
+    writer.close()
+    return Counted(log)
+
+
+def known(log):
+    pins = Pins(log, TOPIC)
+    pins.pin()
+    pins.close()
+    return pins.known()
+
+
+def found(log):
+    pins = Pins(log, TOPIC)
+    pin = pins.pin()
+    pins.close()
+    return pin, pins.stable
+
+
+def test_early_rollback_is_found_in_few_records(old):
+    tell(old, alias="candidate", number=8, by="trainer", pins=known(old))
+    old.records = 0
+
+    assert found(old) == (Pin(1), 7)
+    assert old.records < OLD / 10
+    tell(old, alias="stable", number=4, by="operator", pinned=False)
+    assert found(old) == (None, 4)
+
+
+def test_a_topic_without_pins_is_read_whole(old):
+    assert found(old) == (Pin(1), 7)
+
+
+def test_move_that_the_trainer_had_not_read_is_found(old):
+    pins = known(old)
+    tell(old, alias="stable", number=4, by="operator", pinned=False)
+    tell(old, alias="candidate", number=8, by="trainer", pins=pins)
+
+    assert found(old) == (None, 4)
+
+
+def test_a_reader_that_is_far_behind_skips_ahead(log, old):
+    behind = Pins(old, TOPIC)
+    tell(old, alias="candidate", number=8, by="trainer", pins=known(log))
+
+    assert (behind.pin(), behind.stable) == (Pin(1), 7)
+    assert old.records < OLD / 10
+    behind.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        None,
+        7,
+        {"upto": OLD},
+        {"upto": True, "stable": 2, "pinned": 2},
+        {"upto": 10**9, "stable": 2, "pinned": 2},
+        {"upto": OLD, "stable": 2, "pinned": -2},
+        {"upto": OLD, "stable": "2", "pinned": 2},
+    ],
+)
+def test_damaged_pins_in_a_record_are_not_taken(old, damage):
+    tell(old, alias="candidate", number=8, by="trainer", pins=damage)
+
+    assert found(old) == (Pin(1), 7)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 
 from freshet.config.spec.layout import layout_of
@@ -15,15 +16,16 @@ from freshet.config.spec.parse import parse_spec
 from freshet.config.spec.topics import topics_of
 from freshet.errors import Fenced, Unavailable
 from freshet.log import EventLog
+from freshet.log.records import newest
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.log.topics import ModelContext
 from freshet.model import DenseModel, build_model
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs, inputs_of
-from freshet.trainer.version_writer import JUDGING, Pins, Snapshot, VersionWriter, restart_point
-from freshet.types import Fence
+from freshet.trainer.version_writer import JUDGING, Snapshot, VersionWriter, restart_point
+from freshet.types import Fence, TopicPartition
 from freshet.versions import Manifest
 from freshet.versions.folder import FolderVersionStore
-from freshet.versions.promotions import move
+from freshet.versions.promotions import Pins, move
 
 SPEC = parse_spec("""
 name = "toy"
@@ -105,6 +107,18 @@ def test_rollback_keeps_stable(bench: Bench) -> None:
 
     assert bench.next() == "held"
     assert bench.stable == 0
+
+
+def test_moves_of_the_trainer_have_the_pin(bench: Bench) -> None:
+    bench.next()
+    bench.roll_back(0)
+    bench.next()
+    bench.next()
+
+    at = TopicPartition("toy.versions", 0)
+    records = [(offset, orjson.loads(value)) for offset, value in newest(bench.log, at, 3)]
+    ((offset, pins),) = [(offset, r["pins"]) for offset, r in records if r["kind"] == "alias"]
+    assert pins == {"upto": offset - 2, "stable": 0, "pinned": 0}
 
 
 def test_rollback_during_the_gate_is_not_undone(bench: Bench) -> None:

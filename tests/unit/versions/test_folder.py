@@ -3,6 +3,7 @@ import errno
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,29 @@ def store(tmp_path: Path) -> FolderVersionStore:
     store = FolderVersionStore(tmp_path)
     store.put(manifest_of(1), TENSORS)
     return store
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.numbers(),
+        lambda store: store.aliases(),
+        lambda store: store.manifest(1),
+        lambda store: store.get(1),
+        lambda store: store.judge(1, "held", ""),
+        lambda store: store.point("stable", 1),
+        lambda store: store.delete(1),
+        lambda store: store.put(manifest_of(2), TENSORS),
+    ],
+)
+def test_a_missing_folder_is_unavailable_not_empty(
+    tmp_path: Path, call: Callable[[FolderVersionStore], object]
+) -> None:
+    store = FolderVersionStore(tmp_path / "versions")
+    store.put(manifest_of(1), TENSORS)
+    (tmp_path / "versions").rename(tmp_path / "moved")
+    with pytest.raises(Unavailable, match=f"{tmp_path}/versions"):
+        call(store)
 
 
 @pytest.mark.parametrize("at", [0, 20, -1])

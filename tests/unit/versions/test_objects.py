@@ -349,6 +349,34 @@ def test_a_storage_that_cannot_be_reached_is_unavailable(
         open_url(s3_url.replace("s3://b-", "s3://no-such-")).numbers()
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.numbers(),
+        lambda store: store.aliases(),
+        lambda store: store.manifest(1),
+        lambda store: store.get(1),
+        lambda store: store.judge(1, "held", ""),
+        lambda store: store.point("stable", 1),
+        lambda store: store.delete(1),
+        lambda store: store.put(manifest_of(1), TENSORS),
+    ],
+)
+def test_a_missing_bucket_is_unavailable_and_named(
+    s3_url: str, call: Callable[[ObjectVersionStore], object]
+) -> None:
+    expected = r"s3://no-such-.*: cannot (read|list|create): .*\n  the bucket or container was not found"
+    with pytest.raises(Unavailable, match=expected):
+        call(open_url(s3_url.replace("s3://b-", "s3://no-such-")))
+
+
+def test_an_object_that_is_missing_in_a_bucket_is_absent(s3_url: str) -> None:
+    bucket = open_bucket(s3_url)
+    assert bucket.read("aliases.json") is None
+    assert not bucket.exists("aliases.json")
+    bucket.delete("aliases.json")
+
+
 @pytest.mark.slow
 def test_processes_are_as_exclusive_as_threads(s3_url: str) -> None:
     """Two processes put the same ten numbers; each number is put once."""

@@ -191,7 +191,7 @@ class Console:
         default=3 * SECOND,
     )
     history_ms: int = deployment(
-        "length of the page's history; at start the topic of measures is read from so far back",
+        "length of the page's history; at start measures and versions are read from so far back",
         Duration(MINUTE, 7 * 24 * HOUR),
         default=24 * HOUR,
     )
