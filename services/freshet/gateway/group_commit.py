@@ -117,7 +117,7 @@ class _Waiting:
 
 
 _Outcomes = Sequence[Sequence[int] | TooLarge]
-"""For each group: the first offset of each of its appends, or the reason why it was not written."""
+"""For each group: the first offset of each of its appends, or the reason why not all of it was written."""
 
 
 class _Appending:

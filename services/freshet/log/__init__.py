@@ -77,7 +77,7 @@ class Reader(Protocol):
 
         Raises:
             DataLost: retention has removed the next offset, or the topic was created anew.
-            Unavailable: the log cannot be reached; polling again is safe.
+            Unavailable: the log cannot be reached; polling again is safe, as a failed call takes no record.
         """
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Writer(Protocol):
         Raises:
             TooLarge: a record exceeds its topic's `max_record_bytes`. This is checked before anything is
                 sent, so nothing was written. Kafka may raise it later, if the topic's limit was lowered
-                meanwhile.
+                meanwhile; the message says whether other records of the call may be written.
             Fenced: a later writer of the same name was opened. Nothing was written.
             Unavailable: not written, or not known to be written (time-out, full disk), as the message says.
                 In the second case a named writer may refuse further appends: open another, and read the log.

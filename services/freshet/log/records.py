@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 import orjson
 
-from freshet.errors import TooLarge, Unavailable
+from freshet.errors import FreshetError, TooLarge, Unavailable
 from freshet.log import Bounds, EventLog
 from freshet.types import Append, Records, TopicPartition
 
@@ -52,7 +52,8 @@ def append_gathered(
         append: `Writer.append` of a writer without a name.
         groups: the appends of each client.
 
-    Returns the first offset of each append of a group, or the error for which none of the group was written.
+    Returns the first offset of each append of a group, or its error: one of its records is too large, and
+    others may be written if the error's message does not exclude it.
     Raises other errors of `append`, for all groups.
     """
     try:
@@ -77,15 +78,21 @@ def take_fairly(
 
     `turn` selects the first source, which has a share even if there are more sources than records. `read`
     returns the records of a source, at most the given number; later sources share what an earlier one lacks.
+    If it fails, what was read before is returned, so that no record is lost. Raises the first source's error.
     """
     first = turn % len(ready)
-    found = []
+    found: list[tuple[T, Records]] = []
     for i, source in enumerate([*ready[first:], *ready[:first]]):
         share = most // (len(ready) - i)
         if i == 0:
             share = max(share, 1)
         if share:
-            records = read(source, share)
+            try:
+                records = read(source, share)
+            except FreshetError:
+                if not found:
+                    raise
+                break
             most -= len(records)
             found.append((source, records))
     return found

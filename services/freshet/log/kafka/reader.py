@@ -20,7 +20,7 @@ import structlog
 from confluent_kafka import Consumer
 from confluent_kafka.cimpl import Message
 
-from freshet.errors import Corrupt, DataLost, FreshetError, Unavailable
+from freshet.errors import Corrupt, DataLost, Unavailable
 from freshet.log.kafka.admin import KafkaAdmin
 from freshet.log.kafka.connection import DAMAGED, LOST, UNKNOWN, LastError, family, translated
 from freshet.log.records import take_fairly
@@ -330,24 +330,24 @@ class KafkaReader:
     def _fetch(self, wait_s: float) -> None:
         """Add the client's messages to the records read ahead; waits up to `wait_s` for the first."""
         with translated("records could not be read", self._last_error):
-            # `consume` of many waits until it has them all, so wait for one.
-            messages = self._consumer.consume(1, wait_s) if wait_s else []
-            if messages or not wait_s:
-                messages += self._consumer.consume(_AT_ONCE, 0)
-            if any(map(Message.error, messages)):
-                try:
+            try:
+                # `consume` of many waits until it has them all, so wait for one.
+                messages = self._consumer.consume(1, wait_s) if wait_s else []
+                if messages or not wait_s:
+                    messages += self._consumer.consume(_AT_ONCE, 0)
+                if any(map(Message.error, messages)):
                     messages = [message for message in messages if self._is_good(message)]
-                except FreshetError:  # the next call reads what came with the error once more
-                    self._begin_anew()
-                    raise
-            for at, records in flatten(messages, self._topics):
-                if not len(records):
-                    self._ahead.moved(at, records.next_offset)
-                elif repeated := self._ahead.add(at, records):
-                    _log.warning("repeated records were skipped", partition=str(at), records=repeated)
-                self._awaited.discard(at)
-            if len(messages) < _AT_ONCE:  # the client has no more, so its position is past trailing markers
-                self._pass_markers()
+                for at, records in flatten(messages, self._topics):
+                    if not len(records):
+                        self._ahead.moved(at, records.next_offset)
+                    elif repeated := self._ahead.add(at, records):
+                        _log.warning("repeated records were skipped", partition=str(at), records=repeated)
+                    self._awaited.discard(at)
+                if len(messages) < _AT_ONCE:  # the client has no more, so it is past trailing markers
+                    self._pass_markers()
+            except Exception:  # the next call reads once more what the client has returned, or dropped
+                self._begin_anew()
+                raise
         if messages:
             self._silent_since_s = None
 

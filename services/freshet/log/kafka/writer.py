@@ -55,11 +55,13 @@ class Piece:
         self.topic, self.waiting = topic, len(append.values)
         self._last = -1  # offset of the last record
         self.error: KafkaError | None = None
+        self.maybe_written = False  # a record of it
         self._append = append
 
     def __call__(self, error: KafkaError | None, message: Message) -> None:
         """Record the report of one record."""
         self.waiting -= 1
+        self.maybe_written |= error is None or error.code() in _MAYBE_WRITTEN
         if error is not None:
             self.error = error
         else:
@@ -107,13 +109,14 @@ class Request:
 
         Raises:
             FreshetError: one of the families of `family`; the message ends with `last_error`, and states
-                whether nothing was written or this is not known.
+                whether nothing was written or this is not known. A record that is too large stays TooLarge
+                if others were acknowledged: a client that repeats the request is refused again.
         """
+        maybe = any(piece.maybe_written or piece.waiting for piece in self.pieces)
         for piece in sorted(self.pieces, key=lambda piece: piece.error is None):  # causes first
             if piece.error is None and piece.waiting:
                 raise Unavailable(f"not known to be written: {piece.at} was not acknowledged{last_error}")
             if piece.error is not None:
-                maybe = piece.error.code() in _MAYBE_WRITTEN or len(self.pieces) > 1
                 known = "not known to be written" if maybe else "nothing was written"
                 raise family(piece.error, f"{known}: {piece.at}", last_error)
 

@@ -25,7 +25,7 @@ from freshet.log.sqlite.file import MAX_RECORD_BYTES, OFFSET_BITS, Contents, Log
 from freshet.log.sqlite.reader import SqliteReader
 from freshet.log.topics import check_new_topic, check_partitions
 from freshet.sqlite import FileFormat, connect, folder_of, open_file, transaction, translated
-from freshet.types import Append, BytesColumn, LogId, TopicPartition
+from freshet.types import I64, Append, BytesColumn, LogId, TopicPartition
 
 _log = structlog.get_logger(__name__)
 
@@ -148,11 +148,10 @@ class SqliteEventLog:
         bounds = file.bounds(partition_id)
         chunk = file.first_chunk_from(partition_id, time_ms)
         while chunk is not None:
-            found = file.body(chunk)
-            if found is None:
+            times = _times(file, chunk, partition)
+            if times is None:
                 return self.offset_at(partition, time_ms)
-            times = unpack(*found, f"{file.path}: {partition}").times_ms
-            offsets = (chunk & ((1 << OFFSET_BITS) - 1)) + np.arange(len(times))
+            offsets = _first_of(chunk) + np.arange(len(times))
             late_enough = offsets[(times >= time_ms) & (offsets >= bounds.start)]
             if len(late_enough):
                 return int(late_enough[0])
@@ -199,12 +198,40 @@ class SqliteEventLog:
         for info, file, partition_ids in entries:
             if info.retention_ms is not None:
                 for number, partition_id in enumerate(partition_ids):
-                    before = self.offset_at(TopicPartition(info.name, number), now - info.retention_ms)
+                    partition = TopicPartition(info.name, number)
+                    before = self._expired_to(partition, now - info.retention_ms, now)
                     pinned = file.pinned_from(partition_id)
                     before = before if pinned is None else min(before, pinned)
                     if file.has_below(partition_id, before):
                         more |= file.trim(partition_id, before)
         return more
+
+    def _expired_to(self, partition: TopicPartition, oldest_ms: int, now_ms: int) -> int:
+        """Return the end of the last record older than `oldest_ms` before the first of [oldest, now].
+
+        Records dated after `now_ms` go with a later one that expires: none holds up retention until its date,
+        and what a clock dated that was ahead is kept as long as what came after it.
+        """
+        file, partition_id = self._locate(partition)
+        bounds = file.bounds(partition_id)
+        end = past = bounds.start  # records from `end` to `past` are dated ahead
+        chunk = file.first_chunk_from(partition_id, oldest_ms)
+        while chunk is not None:
+            first = _first_of(chunk)
+            end = first if first > past else end  # the chunks between have expired
+            times = _times(file, chunk, partition)
+            if times is None:
+                return end  # another process removes records
+            first, times = max(first, bounds.start), times[max(0, bounds.start - first) :]
+            kept = np.flatnonzero((times >= oldest_ms) & (times <= now_ms))
+            expired = np.flatnonzero(times[: kept[0] if len(kept) else None] < oldest_ms)
+            end = first + int(expired[-1]) + 1 if len(expired) else end
+            after = None if len(kept) else file.next_chunk_with(partition_id, chunk + 1, to_ms=now_ms)
+            if after is None:
+                return end
+            past = max(_first_of(after), bounds.start)
+            chunk = file.next_chunk_with(partition_id, after, oldest_ms)
+        return bounds.end
 
     def close(self) -> None:
         """Close files and readers. Idempotent."""
@@ -285,6 +312,17 @@ class SqliteEventLog:
             raise Unavailable(f"{self._folder}: the log was closed in this process")
 
 
+def _first_of(chunk: int) -> int:
+    """Return the offset of a chunk's first record."""
+    return chunk & ((1 << OFFSET_BITS) - 1)
+
+
+def _times(file: LogFile, chunk: int, partition: TopicPartition) -> I64 | None:
+    """Return the times of a chunk's records; None if retention has removed it meanwhile."""
+    found = file.body(chunk)
+    return None if found is None else unpack(*found, f"{file.path}: {partition}").times_ms
+
+
 class SqliteWriter:
     """See `freshet.log.Writer`. Appends of several threads share commits."""
 
@@ -303,7 +341,7 @@ class SqliteWriter:
 
         Raises:
             ValueError: a named writer's topics lie in several groups: no transaction covers two files.
-            Unavailable: the writer was closed.
+            Unavailable: nothing was written or this is not known, as the message says; the writer was closed.
         """
         if self._closed:
             raise Unavailable("the writer was closed; nothing was written")
@@ -318,9 +356,16 @@ class SqliteWriter:
                 f"a named writer appends to topics of one group; create {topics} with the same `group`"
             )
         first_offsets = [0] * len(appends)
-        for file, pieces in by_file.items():
+        for number, (file, pieces) in enumerate(by_file.items()):
             request = Request([piece for _, piece in pieces], self._epoch)
-            file.submit(request)
+            try:
+                file.submit(request)
+            except Unavailable as error:
+                if not number:
+                    raise
+                written = ", ".join(done.path.name for done in list(by_file)[:number])
+                there = str(error).replace("nothing was written", "nothing was written to it")
+                raise Unavailable(f"not known to be written: {written} has its records; {there}") from error
             for (i, _), offset in zip(pieces, request.first_offsets, strict=True):
                 first_offsets[i] = offset
         try:

@@ -337,13 +337,17 @@ class LogFile:
                 low = row[0][0] + 1
         return self.next_chunk_with(partition_id, low, time_ms)
 
-    def next_chunk_with(self, partition_id: int, chunk: int, time_ms: int) -> int | None:
-        """Return the rowid of the first chunk from `chunk` on with a record time >= `time_ms`, or None."""
+    def next_chunk_with(
+        self, partition_id: int, chunk: int, from_ms: int = -(1 << 63), to_ms: int = (1 << 63) - 1
+    ) -> int | None:
+        """Return the rowid of the first chunk from `chunk` on whose record times span some of [from, to]."""
         found = self.query(
-            "SELECT id FROM chunks WHERE id >= ? AND id < ? AND max_ms >= ? ORDER BY id LIMIT 1",
+            "SELECT id FROM chunks WHERE id >= ? AND id < ? AND max_ms >= ? AND min_ms <= ? "
+            "ORDER BY id LIMIT 1",
             chunk,
             chunk_id(partition_id + 1, 0),
-            time_ms,
+            from_ms,
+            to_ms,
         )
         return found[0][0] if found else None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from freshet.errors import Unavailable
+from freshet.errors import FreshetError, Unavailable
 from freshet.log import Bounds
 from freshet.log.records import take_fairly
 from freshet.log.sqlite.file import CHUNK_BYTES, FORMAT, Contents, LogFile, chunk_id, unpack
@@ -47,6 +47,7 @@ class SqliteReader:
         self._using = threading.Lock()  # the log may be closed while a thread polls
         self._files: dict[LogFile, _FileReader] = {}
         self._turn = 0
+        self._failed: _Position | None = None  # the last one that could not be read
         self._pause_s = _SHORTEST_PAUSE_S
         self._closed = False
 
@@ -75,7 +76,8 @@ class SqliteReader:
         Raises:
             ValueError: `max_records` is less than 1.
             DataLost: retention has removed the next offset.
-            Unavailable: the reader was closed.
+            Corrupt: the next records were damaged.
+            Unavailable: the file cannot be read, or the reader was closed. No record was taken.
         """
         if max_records < 1:
             raise ValueError(f"max_records must be at least 1, found {max_records}")
@@ -108,8 +110,16 @@ class SqliteReader:
             return []
         self._pause_s = _SHORTEST_PAUSE_S
         self._turn += 1
-        found = take_fairly(ready, self._turn, max_records, lambda one, share: one[0].read(one[1], share))
+        # A failed one is first until it can be read: as long as its error stays, each poll raises it.
+        first = next((i for i, (_, p) in enumerate(ready) if p is self._failed), self._turn)
+        found = take_fairly(ready, first, max_records, self._read)
         return [(position.partition, records) for (_, position), records in found]
+
+    def _read(self, source: tuple[_FileReader, _Position], limit: int) -> Records:
+        file, self._failed = source
+        records = file.read(self._failed, limit)
+        self._failed = None
+        return records
 
 
 class _FileReader:
@@ -140,11 +150,19 @@ class _FileReader:
         return [p for p in self._positions if self._bounds.get(p.id, (0, 0))[1] > p.offset]
 
     def read(self, position: _Position, limit: int) -> Records:
-        """Return 1 to `limit` records, of about a chunk's bytes; a single chunk is not copied."""
+        """Return 1 to `limit` records, of about a chunk's bytes; a single chunk is not copied.
+
+        An error after the first of them is left to the next call. Raises as `poll`; nothing is taken then.
+        """
         parts: list[Contents] = []
         first, count, size = position.offset, 0, 0
         while count < limit and size < CHUNK_BYTES:
-            if not position.ahead and not self._load(position):
+            try:
+                if not position.ahead and not self._load(position):
+                    break
+            except FreshetError:
+                if not parts:
+                    raise
                 break
             part = _next_part(position, limit - count)
             if parts and size + len(part.values.data) > CHUNK_BYTES:

@@ -9,10 +9,10 @@ import pytest
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 
-from freshet.errors import ConfigError, Fenced
+from freshet.errors import ConfigError, Fenced, FreshetError, TooLarge
 from freshet.log.kafka import writer as kafka_writer
 from freshet.log.kafka.connection import LastError, family
-from freshet.log.kafka.writer import KafkaWriter, TransactionalSender
+from freshet.log.kafka.writer import KafkaWriter, Piece, Request, TransactionalSender
 from freshet.types import Append, BytesColumn
 
 FENCED = KafkaError(KafkaError._FENCED, "fenced by a newer instance", fatal=True)
@@ -71,6 +71,32 @@ def test_other_errors_of_the_client_are_raised() -> None:
     last_error.serve = broken
     with pytest.raises(SystemError, match="no client"):
         str(last_error)
+
+
+TOO_LARGE = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "too large")
+ACKNOWLEDGED = type("Acknowledged", (), {"offset": lambda record: 7})()
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize(
+    ("earlier", "outcome"),
+    [
+        (None, "not known to be written"),
+        (KafkaError(KafkaError._MSG_TIMED_OUT, "no answer"), "not known to be written"),
+        (TOO_LARGE, "nothing was written"),
+    ],
+)
+def test_nothing_was_written_holds_for_each_record(
+    earlier: KafkaError | None, outcome: str, pieces: int
+) -> None:
+    """One that is refused for ever stays TooLarge, so that a client that sends again is not kept at it."""
+    made = [Piece(Append("t", i, BytesColumn.of([b"a"] * (3 - pieces))), "t", 1 << 20) for i in range(pieces)]
+    made[0](earlier, ACKNOWLEDGED)
+    made[-1](TOO_LARGE, ACKNOWLEDGED)
+    with pytest.raises(FreshetError, match=outcome) as found:
+        Request(made).check("")
+    if earlier is None or earlier is TOO_LARGE:
+        assert isinstance(found.value, TooLarge)
 
 
 class EndedClient:

@@ -85,6 +85,42 @@ def test_retention_removes_what_is_older_and_nothing_younger(
     assert writer.append([append_to(T0, [b"next"])]) == [4]
 
 
+def test_a_record_dated_ahead_does_not_hold_up_retention(log: SqliteEventLog, clock: SettableClock) -> None:
+    writer = log.writer()
+    now = clock.now_ms()
+    writer.append([append_to(T0, [b"x"])])
+    writer.append([append_to(T0, [b"ahead"], times=[now + 365 * 86_400_000])])
+    writer.append([append_to(T0, [b"x"] * 3, times=[now, now + 365 * 86_400_000, now])])
+    for _ in range(60):
+        clock.advance(10)
+        writer.append([append_to(T0, [b"x"])])
+    log.enforce_retention()
+    assert (log.bounds(T0).start, log.bounds(T0).end) == (58, 65)
+
+
+def test_records_dated_ahead_stay_until_a_later_one_expires(
+    log: SqliteEventLog, clock: SettableClock
+) -> None:
+    """The clock was a day ahead and was set right: what it dated is new all the same."""
+    writer = log.writer()
+    clock.jump(clock.now_ms() + 86_400_000)
+    for _ in range(3):
+        writer.append([append_to(T0, [b"ahead"])])
+    clock.jump(clock.now_ms() - 86_400_000)
+    log.enforce_retention()
+    writer.append([append_to(T0, [b"x"])])
+    clock.advance(50)
+    writer.append([append_to(T0, [b"x"])])
+    log.enforce_retention()
+    assert log.bounds(T0).start == 0
+    clock.advance(11)
+    log.enforce_retention()
+    assert log.bounds(T0).start == 4
+    clock.advance(50)
+    log.enforce_retention()
+    assert log.bounds(T0).start == 5
+
+
 def test_an_appending_process_enforces_retention_now_and_then(
     log: SqliteEventLog, clock: SettableClock
 ) -> None:
@@ -185,6 +221,34 @@ def test_log_behaves_as_a_list_under_appends_trims_and_reads(
     assert [(log.bounds(p).start, log.bounds(p).end) for p in (T0, T1)] == [
         (start[i], len(kept[i])) for i in (0, 1)
     ]
+    log.close()
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=3), max_size=12),
+    st.lists(st.tuples(st.integers(5, 15), st.integers(0, 3)), min_size=1, max_size=4),
+)
+def test_retention_ends_with_the_last_expired_before_the_kept(
+    tmp_path_factory: pytest.TempPathFactory, appended: list[list[int]], runs: list[tuple[int, int]]
+) -> None:
+    """Records of 5 s before now up to now are kept; those after now go with the next that expires."""
+    clock = SettableClock(0)
+    log = SqliteEventLog(tmp_path_factory.mktemp("log"), clock)
+    log.create_topic("t", partitions=2, retention_ms=5)
+    for chunk in appended:
+        log.writer().append([append_to(T0, [b"x"] * len(chunk), times=chunk)])
+    times = [time_ms for chunk in appended for time_ms in chunk]
+    start = 0
+    for now, trimmed in runs:
+        log.trim(T0, start + trimmed)
+        start = min(start + trimmed, len(times))
+        clock.jump(now)
+        log.enforce_retention()
+        kept = (o for o in range(start, len(times)) if now - 5 <= times[o] <= now)
+        expired = (o + 1 for o in range(start, next(kept, len(times))) if times[o] < now - 5)
+        start = max(expired, default=start)
+        assert log.bounds(T0).start == start
     log.close()
 
 
@@ -360,6 +424,23 @@ def test_a_file_that_another_process_keeps_locked_is_unavailable(
     other.close()
     assert log.writer().append([append_to(T0, [b"x"])]) == [0]
     log.close()
+
+
+def test_an_append_that_one_of_two_files_took_is_not_unwritten(
+    tmp_path: Path, log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "LOCK_WAIT_S", 0.05)
+    log.create_topic("other", partitions=1)
+    both = [append_to(T0, [b"x"]), append_to(TopicPartition("other", 0), [b"y"])]
+    lock = sqlite3.connect(tmp_path / "other.topics.sqlite", isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Unavailable, match=r"^not known to be written: t\.topics.*other\.topics.* to it"):
+        log.writer().append(both)
+    assert log.bounds(T0).end == 1
+    with pytest.raises(Unavailable, match=r"other\.topics.*nothing was written \("):
+        log.writer().append(both[::-1])
+    assert log.bounds(T0).end == 1
+    lock.close()
 
 
 def test_changed_bytes_of_an_event_are_corrupt_with_offset(log: SqliteEventLog, tmp_path: Path) -> None:
