@@ -69,6 +69,7 @@ class InferRequest:
     binary_outputs: bool  # whether outputs are binary that the request does not name
 
     encoded_bytes: int  # of the request as sent, which are at least those of its strings
+    version: str = ""  # of the model that must answer; empty: any
 
     @property
     def size(self) -> int:
@@ -79,12 +80,15 @@ class InferRequest:
         return numbers + (strings * STRING_BYTES + self.encoded_bytes if strings else 0)
 
 
-def parse_infer(body: bytes, header_length: int | None, limits: InputLimits) -> InferRequest:
+def parse_infer(
+    body: bytes, header_length: int | None, limits: InputLimits, version: str = ""
+) -> InferRequest:
     """Parse a request. Raises BadInput, with the tensor, if it does not follow the protocol.
 
     Args:
         header_length: bytes of JSON before the binary data; None if the whole body is JSON.
         limits: checked before a tensor is decoded.
+        version: of the model that must answer; empty: any.
     """
     if header_length is not None and not 0 <= header_length <= len(body):
         raise BadInput(
@@ -120,13 +124,8 @@ def parse_infer(body: bytes, header_length: int | None, limits: InputLimits) -> 
     id_ = tree.get("id")
     if id_ is not None and (isinstance(id_, bool) or not isinstance(id_, str | int)):
         raise BadInput(f"id: expected a text, found {shown(id_)}")
-    return InferRequest(
-        id_,
-        tensors,
-        _outputs(tree.get("outputs"), all_binary),
-        all_binary,
-        len(body),
-    )
+    outputs = _outputs(tree.get("outputs"), all_binary)
+    return InferRequest(id_, tensors, outputs, all_binary, len(body), version)
 
 
 _UNSUPPORTED: Mapping[str, str] = {

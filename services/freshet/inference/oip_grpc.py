@@ -193,7 +193,8 @@ def read_infer(message: Any, limits: InputLimits) -> InferRequest:
         for tensor in tensors_:
             refuse_unsupported(f"{where} {tensor.name!r:.60}", _parameters(tensor.parameters))
     outputs = [RequestedOutput(wanted.name, bool(raw)) for wanted in message.outputs]
-    return InferRequest(message.id or None, tensors, outputs or None, bool(raw), message.ByteSize())
+    id_, version = message.id or None, message.model_version
+    return InferRequest(id_, tensors, outputs or None, bool(raw), message.ByteSize(), version)
 
 
 def _parameters(parameters: Any) -> dict[str, Any]:

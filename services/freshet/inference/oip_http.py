@@ -310,7 +310,7 @@ class OipRoutes:
             raise wrong_type(request.content_type, "application/json", "application/octet-stream")
         name, *version = request.arguments
         self.model.check(name, *version)
-        done = await self.model.infer(lambda: self._read(request), request.watch_client)
+        done = await self.model.infer(lambda: self._read(request, *version), request.watch_client)
         body, length = write_infer(
             self.model.spec.name, done.version, done.request.id, done.outputs, done.parameters
         )
@@ -325,10 +325,10 @@ class OipRoutes:
             headers += ((b"content-encoding", coding.encode()), (b"vary", b"accept-encoding"))
         return Response(200, body, kind, headers)
 
-    def _read(self, request: Request) -> InferRequest:
+    def _read(self, request: Request, version: str = "") -> InferRequest:
         coding = request.headers.get(b"content-encoding", b"").decode("latin-1")
         body = decompressed(request.body, coding, self.max_body_bytes)
-        return parse_infer(body, _header_length(request), self.model.limits)
+        return parse_infer(body, _header_length(request), self.model.limits, version)
 
 
 def oip_error(response: Response) -> Response:

@@ -3,35 +3,37 @@
 Each field that features read is an input named by its path, of shape [B] or [B, 1], or two dimensions for a
 list feature. Outputs are `score` and one per label.
 
-A missing input is null in every row. JSON has null; binary and typed tensors have only NaN of floats, so an
-optional BOOL input `<field>.null` marks null rows. `<field>.length` gives the length of each row's list.
+A missing input has its field's default in every row, or is null; a row without the event's time has that of
+now. JSON has null; binary and typed tensors have only NaN of floats, so an optional BOOL input `<field>.null`
+marks null rows. `<field>.length` gives the length of each row's list.
 Letters: B rows.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from freshet.clock import Clock
-from freshet.config.avro.schema import Array, Fixed, Record, Type, Union, field_at, sample_schema
-from freshet.config.avro.types import leaf_name
+from freshet.config.avro.schema import Array, Fixed, Map, Record, Type, Union, field_at, sample_schema
+from freshet.config.avro.types import decimal_scale, leaf_name
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import feature_fields
 from freshet.errors import BadInput
-from freshet.features import Decoded, JsonTranscoder, SampleDecoder
+from freshet.features import DecodedRequests, JsonTranscoder, RequestDecoder
+from freshet.features.program import WHY_TIME
 from freshet.http.messages import HttpError
 from freshet.inference.oip import InferRequest, InputLimits, Tensor
 from freshet.inference.pipeline import avro_of, unreadable
-from freshet.inference.requests import time_ms_of
+from freshet.inference.requests import get_path, set_path, time_value
 from freshet.inference.schemas import row_schema
 from freshet.inference.scoring import Scoring, Watch
-from freshet.types import I64
 
 LENGTH = ".length"
 NULL = ".null"
@@ -40,6 +42,17 @@ DEFAULT_MAX = 50
 """Longest list if the spec sets no `max`."""
 
 _DATATYPES = {"int": "INT64", "long": "INT64", "float": "FP32", "double": "FP64", "boolean": "BOOL"}
+_BITS = {"FP32": 24, "FP16": 11, "BF16": 7}
+"""Precision of narrow floats. BF16 has 8 bits, but some clients cut a float32 instead of rounding it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One part of the path of an input."""
+
+    name: str
+    is_array: bool  # an array of records, which further parts enter
+    is_key: bool  # a key of a map
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +62,9 @@ class Input:
     name: str  # path of the field in a sample
     datatype: str
     max: int | None  # longest list; None: one value per row
-    through: tuple[bool, ...]  # for each part of the path: whether it is an array of records
+    steps: tuple[Step, ...]  # the path
     latin: bool  # whether the field holds bytes, which JSON encodes as code points below 256
+    is_decimal: bool = False
 
     @property
     def shape(self) -> list[int]:
@@ -76,17 +90,19 @@ def inputs_of(spec: Spec, sample: Record) -> tuple[Input, ...]:
 
 
 def _input(sample: Record, path: str, longest: int | None) -> Input:
-    leaf = field_at(sample, path).type
-    while isinstance(leaf, Array):
-        leaf = _bare(leaf.items)
-    kind = leaf_name(leaf)  # a decimal is a number
     parts = path.split(".")
-    through = tuple(
-        isinstance(_bare(field_at(sample, ".".join(parts[: i + 1])).type), Array) and i + 1 < len(parts)
-        for i in range(len(parts))
-    )
+    steps: list[Step] = []
+    leaf: Type = sample
+    for i, part in enumerate(parts, 1):
+        is_key = isinstance(leaf, Map)
+        leaf = _bare(field_at(sample, ".".join(parts[:i])).type)
+        steps.append(Step(part, isinstance(leaf, Array) and i < len(parts), is_key))
+        while isinstance(leaf, Array):
+            leaf = _bare(leaf.items)
+    kind = leaf_name(leaf)  # a decimal is a number
     latin = kind not in _DATATYPES and (isinstance(leaf, Fixed) or kind == "bytes")
-    return Input(path, _DATATYPES.get(kind, "BYTES"), longest, through, latin)
+    datatype = _DATATYPES.get(kind, "BYTES")
+    return Input(path, datatype, longest, tuple(steps), latin, decimal_scale(leaf) is not None)
 
 
 def _bare(type_: Type) -> Type:
@@ -178,13 +194,28 @@ def _values(one: Input, tensor: Tensor) -> list[Any]:
     if values.dtype.kind not in kinds:
         raise BadInput(f"input {one.name!r}: expected {one.datatype}, found {tensor.datatype}")
     if values.dtype.kind == "f":
-        finite = values.astype(object)
-        finite[~np.isfinite(values)] = None
-        return list(finite.tolist())
+        finite = np.isfinite(values)
+        numbers = values[finite].tolist()
+        bits = _BITS.get(tensor.datatype) if one.is_decimal else None
+        out = np.full(values.shape, None, object)
+        out[finite] = numbers if bits is None else [_shortest(v, bits) for v in numbers]
+        return list(out.tolist())
     if values.dtype.kind == "u" and values.dtype.itemsize == 8 and (values > np.uint64(2**63 - 1)).any():
         raise BadInput(f"input {one.name!r}: expected INT64, found a value beyond its range")
     plain = list(values.tolist())
     return plain if one.datatype != "BYTES" else _texts(one, plain)
+
+
+def _shortest(value: float, bits: int) -> float:
+    """Return the number of fewest digits that a float of so many bits stands for; a whole one is itself.
+
+    A decimal 0.1 arrives in 24 bits as 0.10000000149011612, which no decimal of two digits takes.
+    """
+    if value.is_integer():
+        return value
+    half = math.ulp(value) * 2.0 ** (52 - bits)  # of the distance between two such floats
+    near = (float(f"{value:.{digits}g}") for digits in range(1, 18))  # 17 digits are exact
+    return next(short for short in near if abs(short - value) < half)
 
 
 def _texts(one: Input, values: list[Any]) -> list[Any]:
@@ -228,28 +259,27 @@ def _lengths(tensors: Mapping[str, Tensor], one: Input, count: int) -> list[int]
 
 
 def _fill(rows: list[dict[str, Any]], one: Input, values: list[Any], lengths: list[int] | None) -> None:
-    parts = one.name.split(".")
     for i, row in enumerate(rows):
         value = values[i]
         if lengths is not None and value is not None:
             value = value[: lengths[i]]
-        _put(row, parts, one.through, value)
+        _put(row, one.steps, value)
 
 
-def _put(node: dict[str, Any], parts: list[str], through: tuple[bool, ...], value: Any) -> None:
-    head, rest = parts[0], parts[1:]
-    if not rest:
-        node[head] = value
-    elif through[0] and value is None:
-        node.setdefault(head, None)
-    elif through[0]:  # an array of records: one record per element
-        if node.get(head) is None:
-            node[head] = [{} for _ in value]
-        elements = node[head]
-        for element, v in zip(elements, value, strict=False):
-            _put(element, rest, through[1:], v)
+def _put(node: dict[str, Any], steps: tuple[Step, ...], value: Any) -> None:
+    step, rest = steps[0], steps[1:]
+    if value is None and (step.is_array or not rest):
+        if not step.is_key:  # a map has no null values: its key is left out
+            node.setdefault(step.name, None)
+    elif not rest:
+        node[step.name] = value
+    elif step.is_array:  # one record per element
+        if node.get(step.name) is None:
+            node[step.name] = [{} for _ in value]
+        for element, v in zip(node[step.name], value, strict=False):
+            _put(element, rest, v)
     else:
-        _put(node.setdefault(head, {}), rest, through[1:], value)
+        _put(node.setdefault(step.name, {}), rest, value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -274,9 +304,12 @@ class OipModel:
         sample = sample_schema(served, spec.events.served.explode)
         self.spec, self.inputs = spec, inputs_of(spec, sample)
         self.limits = limits_of(self.inputs, max_rows)
-        row = row_schema(sample, [one.name for one in self.inputs])
+        row = row_schema(sample, [*(one.name for one in self.inputs), spec.events.served.time.path])
         self._transcoder = JsonTranscoder(row)
-        self._decoder = SampleDecoder(spec, layout_of(spec), lambda _: row)
+        # each row is an event of one candidate, without the key, which no feature needs
+        stream = replace(spec.events.served, explode=None, key=())
+        events = replace(spec, events=replace(spec.events, served=stream))
+        self._decoder = RequestDecoder(events, layout_of(spec), row)
         self._scoring, self._clock, self._max_rows = scoring, clock, max_rows
 
     def is_ready(self) -> bool:
@@ -295,11 +328,7 @@ class OipModel:
             raise HttpError(404, "no_model", "no such model", expected=self.spec.name, found=name[:100])
         serving = self._scoring.live.version()
         number = "" if serving is None else str(serving.manifest.number)
-        if version not in ("", number):
-            raise HttpError(
-                404, "no_version", "only the version that `stable` names is served",
-                expected=number, found=version[:100],
-            )  # fmt: skip
+        _check_version(version, number)
         return number
 
     async def infer(self, read: Callable[[], InferRequest], watch: Watch | None = None) -> Inferred:
@@ -311,6 +340,7 @@ class OipModel:
 
         Raises:
             BadInput: an input or output does not fit the metadata.
+            HttpError: another version than the request's is served when its turn comes.
             Unavailable: no model is served yet.   ClientGoneError: the client disconnected meanwhile.
             Overloaded: the expected wait is too long, or too many bytes of requests wait.
         """
@@ -320,6 +350,8 @@ class OipModel:
         scored, serving = await self._scoring.score_samples(
             count, lambda: self._decoded(request), request.size, watch
         )
+        number = str(serving.manifest.number)
+        _check_version(request.version, number)  # it may have changed while the request waited
         self._scoring.counts.scored(scored)
         values = {SCORE: scored.scores}
         for i, label in enumerate(self.spec.labels):
@@ -333,29 +365,31 @@ class OipModel:
         return Inferred(
             [(name, values[name], binary) for name, binary in wanted],
             request,
-            str(serving.manifest.number),
+            number,
             {"defaulted_rows": defaulted} if defaulted else {},
         )
 
-    def _decoded(self, request: InferRequest) -> Decoded:
+    def _decoded(self, request: InferRequest) -> DecodedRequests:
         rows = rows_of(request.tensors, self.inputs, self._max_rows)
-        times_ms = self._times(rows)
-        decoded = self._decoder.decode(avro_of(self._transcoder, rows), 0, times_ms, serving=True)
+        time = self.spec.events.served.time
+        now = time_value(self._clock.now_ms(), time)
+        for i, row in enumerate(rows):
+            if get_path(row, time.path) is None:
+                rows[i] = set_path(row, time.path, now)
+        decoded = self._decoder.decode(avro_of(self._transcoder, rows), np.array([len(rows)], np.uint32))
         if len(decoded.bad):
+            if WHY_TIME in decoded.why[0]:
+                raise BadInput(
+                    f"input {time.path!r}: expected a time ({time.unit}) in the years 1 to 9999, found "
+                    f"{get_path(rows[int(decoded.bad[0])], time.path)!r:.60}"
+                )
             raise unreadable(decoded.why[0])
         return decoded
 
-    def _times(self, rows: list[dict[str, Any]]) -> I64:
-        """Return (B,) event times: the rows' own, or now if a row has none."""
-        time = self.spec.events.served.time
-        times = np.full(len(rows), self._clock.now_ms(), np.int64)
-        for i, row in enumerate(rows):
-            value = row.pop(time.path, None)
-            if value is not None:
-                time_ms = time_ms_of(value, time)
-                if time_ms is None:
-                    raise BadInput(
-                        f"input {time.path!r}: expected a time in {time.unit}, found {value!r:.60}"
-                    )
-                times[i] = time_ms
-        return times
+
+def _check_version(wanted: str, served: str) -> None:
+    if wanted not in ("", served):
+        raise HttpError(
+            404, "no_version", "only the version that `stable` names is served",
+            expected=served, found=wanted[:100],
+        )  # fmt: skip

@@ -20,7 +20,6 @@ from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.errors import BadInput, TooLarge
 from freshet.features import (
-    Decoded,
     DecodedRequests,
     GroupKeys,
     JsonTranscoder,
@@ -225,9 +224,9 @@ class Pipeline:
         return self._decoder.decode(_joined(encoded), counts)
 
     def score(
-        self, samples: Decoded | DecodedRequests, table: Lookup, scorer: Scorer, *, explain: bool = False
+        self, samples: DecodedRequests, table: Lookup, scorer: Scorer, *, explain: bool = False
     ) -> Scored:
-        """Score samples, or the candidates of one request; `explain`: report existence and age of rows."""
+        """Score the candidates of one request; `explain`: report existence and age of rows."""
         inputs, groups = self._inputs(samples, table, touched=explain)
         if explain or not scores_requests(scorer):
             _refuse_expanded(inputs)
@@ -296,21 +295,17 @@ class Pipeline:
         return [one for a in encoded for one in self.score_all([a], table, scorer)]
 
     def _inputs(
-        self, samples: Decoded | DecodedRequests, table: Lookup, *, touched: bool
+        self, samples: DecodedRequests, table: Lookup, *, touched: bool
     ) -> tuple[ModelInputs, list[_LookedUp]]:
-        shared: Sequence[U8 | None] = [None] * len(samples.groups)
-        request_ends = None
-        if isinstance(samples, DecodedRequests):
-            shared, request_ends = samples.shared, samples.request_ends
         groups = [
-            self._looked_up(index, keys, shared[index], table, touched=touched)
+            self._looked_up(index, keys, samples.shared[index], table, touched=touched)
             for index, keys in enumerate(samples.groups)
         ]
         inputs = [g.inputs for g in groups]
-        return ModelInputs(samples.size, inputs, samples.dense, None, request_ends), groups
+        return ModelInputs(samples.size, inputs, samples.dense, None, samples.request_ends), groups
 
     def _looked_up(
-        self, index: int, keys: GroupKeys, shared: U8 | None, table: Lookup, *, touched: bool
+        self, index: int, keys: GroupKeys, shared: U8, table: Lookup, *, touched: bool
     ) -> _LookedUp:
         plan, group = self._plans[index], self._layout.groups[index]
         count = plan.build(keys.keys, keys.feature_starts)
@@ -328,9 +323,9 @@ class Pipeline:
         columns = dict(zip(self._labels, predictions.T.astype(np.float64), strict=True))
         return self._score.numbers(columns, len(predictions)).astype(np.float32)
 
-    def _unknown(self, samples: Decoded | DecodedRequests, groups: Sequence[_LookedUp]) -> list[Unknown]:
-        """Count values without a row for each request; rows without requests count as one."""
-        ends = samples.request_ends if isinstance(samples, DecodedRequests) else np.array([samples.size])
+    def _unknown(self, samples: DecodedRequests, groups: Sequence[_LookedUp]) -> list[Unknown]:
+        """Count values without a row for each request."""
+        ends = samples.request_ends
         out: list[Unknown] = [{} for _ in range(len(ends))]
         for names, group in zip(self._features, groups, strict=True):
             values_without_row(names, group.inputs, group.found, ends, out)

@@ -16,7 +16,6 @@ import orjson
 
 from freshet import _native
 from freshet.config.avro.schema import Primitive, Record, field_at
-from freshet.config.spec.inputs import UNIT_NS
 from freshet.config.spec.model import Explore, Spec, Stream, TimeField
 from freshet.errors import BadInput, TooLarge
 from freshet.json_text import MOST_LEVELS, kind_of, shown, too_deep, written
@@ -171,27 +170,6 @@ def time_value(now_ms: int, field: TimeField) -> int | float | str:
             return now_ms // 86_400_000
         case "ms":
             return now_ms
-
-
-def time_ms_of(value: Any, field: TimeField) -> int | None:
-    """Convert a time in the spec's unit to milliseconds since 1970; None if it has another form."""
-    if field.unit == "iso":
-        if not isinstance(value, str):
-            return None
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            return None
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return (moment - _EPOCH) // _MS
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 2**63:
-        return None
-    ns = UNIT_NS[field.unit]
-    return int(value) // (10**6 // ns) if ns < 10**6 else int(value * (ns // 10**6))
-
-
-_EPOCH = datetime.fromtimestamp(0, UTC)
-_MS = datetime.fromtimestamp(0.001, UTC) - _EPOCH
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry, Counter
 from freshet.clock import Clock
 from freshet.config.settings import Inference as Settings
 from freshet.errors import Overloaded, Unavailable
-from freshet.features import Decoded, DecodedRequests
+from freshet.features import DecodedRequests
 from freshet.http.messages import ClientGoneError
 from freshet.inference import metrics
 from freshet.inference.pipeline import Encoded, Lookup, Pipeline, Scored
@@ -480,7 +480,7 @@ class Scoring:
         self._submit(make, done, client, request.size)
 
     async def score_samples(
-        self, count: int, decode: Callable[[], Decoded], size: int, watch: Watch | None
+        self, count: int, decode: Callable[[], DecodedRequests], size: int, watch: Watch | None
     ) -> ByVersion:
         """Score `count` samples; `decode` makes them just before, as that takes the loop's time, too.
 
@@ -555,7 +555,7 @@ class Scoring:
 
     def _alone(
         self,
-        decode: Callable[[], Decoded | DecodedRequests],
+        decode: Callable[[], DecodedRequests],
         read: RowsRead | None,
         *,
         explain: bool = False,

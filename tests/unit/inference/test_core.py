@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from freshet.inference.requests import (
     order,
     parse_rank,
     set_path,
-    time_ms_of,
     time_value,
 )
 from freshet.inference.rows import BucketView
@@ -212,44 +210,6 @@ def test_where_both_say_something_the_candidate_wins() -> None:
 )
 def test_now_is_written_as_the_spec_says(unit: Any, expected: Any) -> None:
     assert time_value(1_500, TimeField(path="t", unit=unit)) == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "expected"),
-    [
-        (1.5, "s", 1_500),
-        (7, "ms", 7),
-        (7.9, "ms", 7),
-        (7_999, "us", 7),
-        ("1970-01-01T00:00:01Z", "iso", 1_000),
-        ("1970-01-01T01:00:01.500+01:00", "iso", 1_500),
-        ("1970-01-01T00:00:01", "iso", 1_000),
-        ("yesterday", "iso", None),
-        (7, "iso", None),
-        ("7", "ms", None),
-        (True, "ms", None),
-        (None, "s", None),
-        (1e300, "ms", None),
-        (float("nan"), "ms", None),
-        (float("inf"), "us", None),
-    ],
-)
-def test_times_are_read_in_their_unit(value: Any, unit: Any, expected: int | None) -> None:
-    assert time_ms_of(value, TimeField(path="t", unit=unit)) == expected
-
-
-@given(st.datetimes(min_value=datetime(1900, 1, 1), timezones=st.just(UTC)))
-def test_iso_times_are_exact_to_the_millisecond(moment: datetime) -> None:
-    found = time_ms_of(moment.isoformat(), TimeField(path="t", unit="iso"))
-
-    assert found == int(moment.replace(microsecond=0).timestamp()) * 1_000 + moment.microsecond // 1_000
-
-
-@given(st.one_of(st.integers(), st.floats(), st.text(max_size=30)), st.sampled_from(["s", "ms", "us", "iso"]))
-def test_no_value_of_a_time_is_an_accident(value: Any, unit: Any) -> None:
-    found = time_ms_of(value, TimeField(path="t", unit=unit))
-
-    assert found is None or isinstance(found, int)
 
 
 def test_candidates_are_ordered_by_score_and_ties_by_their_place() -> None:

@@ -19,7 +19,7 @@ from freshet.config.spec.schemas import feature_fields
 from freshet.errors import BadInput, ConfigError
 from freshet.features import JsonTranscoder
 from freshet.inference.oip import Tensor, parse_infer
-from freshet.inference.oip_model import Input, inputs_of, limits_of, metadata, model_config, rows_of
+from freshet.inference.oip_model import Input, Step, inputs_of, limits_of, metadata, model_config, rows_of
 from freshet.inference.schemas import request_schema, row_schema
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -257,7 +257,11 @@ def test_what_does_not_fit_the_metadata_is_refused(tensors: list[Tensor], messag
 
 
 def test_elements_of_an_array_of_records_are_spread_over_it() -> None:
-    inputs = tuple(Input(f"h.{name}", "INT64", 5, (True, False), latin=False) for name in "ab")
+    array = Step("h", is_array=True, is_key=False)
+    inputs = tuple(
+        Input(f"h.{name}", "INT64", 5, (array, Step(name, is_array=False, is_key=False)), latin=False)
+        for name in "ab"
+    )
     found = rows_of({"h.a": tensor("h.a", [[1, 2]]), "h.b": tensor("h.b", [[3, 4]])}, inputs, 10)
 
     assert found == [{"h": [{"a": 1, "b": 3}, {"a": 2, "b": 4}]}]

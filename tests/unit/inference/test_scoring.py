@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from freshet.config.settings import load_settings
 from freshet.errors import Overloaded, Unavailable
-from freshet.features import Decoded
+from freshet.features import DecodedRequests
 from freshet.http.messages import ClientGoneError
 from freshet.inference.pipeline import Encoded, Pipeline, Scored
 from freshet.inference.row_reads import RowReads, RowsOnDisk, RowsRead, Unread
@@ -24,7 +24,7 @@ from freshet.types import BytesColumn
 
 MOST_BYTES = 1 << 20
 LARGE = 600_000
-DECODED = cast(Decoded, object())
+DECODED = cast(DecodedRequests, object())
 
 
 @dataclass
@@ -215,7 +215,7 @@ def test_samples_of_a_client_that_leaves_are_not_decoded(
     parts.on_disk = False
     decoded: list[int] = []
 
-    def decode(n: int) -> Decoded:
+    def decode(n: int) -> DecodedRequests:
         decoded.append(n)
         return DECODED
 
