@@ -14,7 +14,6 @@ from freshet.config.settings import Common
 from freshet.config.settings import Gateway as Settings
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec, Stream
-from freshet.config.spec.schemas import feature_fields
 from freshet.errors import ConfigError, FreshetError
 from freshet.features import written_path
 from freshet.features.decoder import columns_of
@@ -169,12 +168,11 @@ def codecs_of(
             )  # fmt: skip
         served = stream.role == "served"
         codecs[stream.role] = StreamCodec(
+            spec,
             stream,
             schemas[stream.role],
             registry,
             reader=served_schema(schemas[stream.role], stream.explode) if served else None,
-            checked=feature_fields(spec) if served else (),
-            partitions=spec.partitions,
             fits=fits if served else lambda written, reader: None,
         )
     return codecs
