@@ -11,12 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from freshet.config.avro.schema import Record, Written
-from freshet.config.spec.model import Stream
+from freshet.config.spec.model import Spec, Stream
+from freshet.config.spec.schemas import fields_read
 from freshet.errors import BadInput, ConfigError, TooLarge, Unavailable
 from freshet.features import (
     AcceptedBodies,
@@ -75,29 +77,33 @@ class StreamCodec:
 
     def __init__(
         self,
+        spec: Spec,
         stream: Stream,
         schema: Record,
         registry: SchemaRegistry,
         *,
-        partitions: int,
         reader: Record | None = None,
-        checked: Sequence[str] = (),
         fits: Callable[[Written, Record], None] = lambda written, reader: None,
     ) -> None:
         """Register the stream's schema.
 
         Args:
+            spec: the model's.
+            stream: one of its streams.
             schema: the stream's schema in the spec; JSON is encoded by it.
-            partitions: number of partitions of the stream's topic.
+            registry: source of writers' schemas.
             reader: the reader's schema for events of any writer's schema; None: `schema`.
-            checked: fields that features read, see `EventExtractor`.
             fits: raises ConfigError if the spec does not fit a writer's schema, read with the reader's.
 
         Raises:
-            ConfigError: the schema lacks the envelope's fields, or the spec does not fit it.
+            ConfigError: the schema lacks fields that the spec reads, or has them with unsuitable types.
         """
         self._stream, self._registry, self._fits = stream, registry, fits
-        self._partitions, self._reader, self._checked = partitions, reader or schema, checked
+        self._partitions, self._reader = spec.partitions, reader or schema
+        columns, checked = fields_read(spec, stream.role)
+        self._extractor = partial(
+            EventExtractor, stream, columns=columns, reader=self._reader, checked=checked
+        )
         fits(schema, self._reader)
         self._extractors: dict[int, EventExtractor | ConfigError] = {}
         self.schema_id = registry.register(schema)
@@ -105,7 +111,7 @@ class StreamCodec:
         self._transcoder = JsonTranscoder(
             schema, schema_id=self.schema_id, ignore_unknown=stream.format == "json"
         )
-        self._extractors[self.schema_id] = EventExtractor(stream, schema, reader=self._reader)
+        self._extractors[self.schema_id] = self._extractor(schema)
 
     def accept_json(self, bodies: list[bytes], *, latest_ms: int, max_events: int) -> AcceptedBodies:
         """Encode JSON bodies of at most `max_events` events, all valid and dated up to `latest_ms`.
@@ -262,7 +268,7 @@ class StreamCodec:
     def _compiled(self, written: Written) -> EventExtractor | ConfigError:
         try:
             self._fits(written, self._reader)
-            return EventExtractor(self._stream, written, reader=self._reader, checked=self._checked)
+            return self._extractor(written)
         except ConfigError as error:
             return error
 

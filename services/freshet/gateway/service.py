@@ -14,8 +14,6 @@ from freshet.config.settings import Common
 from freshet.config.settings import Gateway as Settings
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec, Stream
-from freshet.config.spec.schemas import feature_fields
-from freshet.config.spec.topics import RecordLimits, topics_of
 from freshet.errors import ConfigError, FreshetError
 from freshet.features import written_path
 from freshet.features.decoder import columns_of
@@ -30,7 +28,7 @@ from freshet.http.messages import BodyLimits, Request, Response, json_response
 from freshet.http.server import HttpListener, Listener, run_server
 from freshet.log import EventLog
 from freshet.log.schema_ids import SchemaRegistry
-from freshet.log.topics import ensure_topic
+from freshet.log.topics import ensure_topics, limits_of
 from freshet.observability.grpc_metrics import public_counts
 from freshet.observability.skipped_state import skipped_status
 from freshet.process.lifecycle import LAST_S
@@ -60,14 +58,15 @@ class Gateway:
             codecs: one per stream of the spec, by role (`served`, `shown`, `action`).
             authenticator: authenticator of clients; None: tokens are not required.
             sites: accepted host names and origins.
+
+        Raises:
+            ConfigError: a topic has too low a limit, as `limits_of` raises.
+            Mismatch: a topic does not fit, as `ensure_topics` raises.
         """
         self._spec, self._log, self._codecs = spec, log, codecs
         self._settings, self._clock = settings, clock
-        self._topics = topics_of(spec)
-        limits = {}
-        for plan in self._topics.plans:
-            limits[plan.name] = ensure_topic(log, plan).max_record_bytes
-        self._limits = RecordLimits.of(spec, limits)
+        self._topics = ensure_topics(log, spec)
+        self._limits = limits_of(log, spec)
         registry = service_registry()
         self._writer = log.writer()
         self.committer = Committer(
@@ -169,12 +168,11 @@ def codecs_of(
             )  # fmt: skip
         served = stream.role == "served"
         codecs[stream.role] = StreamCodec(
+            spec,
             stream,
             schemas[stream.role],
             registry,
             reader=served_schema(schemas[stream.role], stream.explode) if served else None,
-            checked=feature_fields(spec) if served else (),
-            partitions=spec.partitions,
             fits=fits if served else lambda written, reader: None,
         )
     return codecs
@@ -198,7 +196,7 @@ def run(
 
     Raises:
         ConfigError: the port cannot be bound.
-        Mismatch: a topic exists with other partitions or limits.
+        Mismatch: a topic exists with other partitions or limits, or one of another system does not exist.
     """
     with HttpListener(common, port) as listener:
         gateway = build()

@@ -10,6 +10,9 @@ from urllib.parse import urlsplit
 
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"  # `_` as container names have it
 _PORTS = {"http": 80, "https": 443}
+_ENTRY = re.compile(
+    r"\[([^\]]*)\](?::\d{1,5})?|([^:]*):\d{1,5}", re.ASCII
+)  # of X-Forwarded-For: some have a port
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
 
 IPV6_CLIENT_BITS = 64
@@ -109,8 +112,9 @@ def client_key(address: str) -> str:
 def forwarded_address(peer: str, forwarded: bytes | None, proxies: int) -> str:
     """Return the address that the outermost trusted proxy has seen.
 
-    Each proxy appends its client's address to X-Forwarded-For; entries before those are the client's own. If
-    there are fewer entries than proxies, the request did not pass them, and the peer itself is the client.
+    Each proxy appends its client's address to X-Forwarded-For, some with the port; entries before those are
+    the client's own. If there are fewer entries than proxies, the request did not pass them, and the peer
+    itself is the client.
     """
     if not proxies or not forwarded:
         return peer
@@ -118,7 +122,8 @@ def forwarded_address(peer: str, forwarded: bytes | None, proxies: int) -> str:
     if len(entries) < proxies:
         return peer
     entry = entries[-proxies].strip()
+    found = _ENTRY.fullmatch(entry)
     try:
-        return str(ip_address(entry.strip("[]")))
+        return str(ip_address(entry if found is None else found[1] or found[2]))
     except ValueError:
         return peer

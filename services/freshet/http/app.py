@@ -42,6 +42,7 @@ from freshet.http.messages import (
     error_response,
     header_map,
     json_response,
+    refuse_upgrade,
 )
 from freshet.observability.metrics import ANSWER_BUCKETS, Metric
 from freshet.observability.spans import end_http_request, start_http_request
@@ -294,6 +295,7 @@ class App:
         accepted, body, method, incoming = False, b"", scope["method"], Incoming(receive)
         try:
             headers = header_map(scope["headers"])
+            refuse_upgrade(headers)  # first: other errors leave the connection open
             if self._counts.connections() > self._max_connections:
                 self._counts.cut_off.labels("too_many").inc()
                 raise _too_many_connections()

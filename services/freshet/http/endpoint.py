@@ -87,6 +87,12 @@ class ErrorCode:
 CODES = (
     ErrorCode("bad_input", 400, "the request cannot be understood", "mend it; the message says where"),
     ErrorCode(
+        "upgrade",
+        400,
+        "a request with a body has the header `Upgrade`; the connection is closed",
+        "send it as HTTP/1.1 without `Upgrade`",
+    ),
+    ErrorCode(
         "token_missing",
         401,
         "a token is needed, and none was sent",

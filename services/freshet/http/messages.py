@@ -216,6 +216,26 @@ def wrong_type(found: str, *types: str) -> HttpError:
 # --- bodies
 
 
+def refuse_upgrade(headers: Mapping[bytes, bytes]) -> None:
+    """Refuse a request that has a body and the header Upgrade.
+
+    httptools ends its message behind the head, so its body would be read as further requests, which a proxy
+    did not see. So the answer closes the connection. Raises HttpError 400 `upgrade`.
+    """
+    if b"upgrade" not in headers:
+        return
+    if headers.get(b"content-length", b"").strip(b"0") or b"transfer-encoding" in headers:
+        raise HttpError(
+            400,
+            "upgrade",
+            "a request with a body cannot upgrade the connection; the body was not read",
+            expected="a request without the header Upgrade",
+            found=headers[b"upgrade"].decode("latin-1")[:SHOWN_CHARS],
+            hint="send it as HTTP/1.1 without Upgrade; a proxy must not pass that header on",
+            headers=(CLOSE,),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
     """Limits of request bodies."""

@@ -7,8 +7,10 @@ the file as a whole, and one edit runs at a time.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import pwd
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -117,7 +119,7 @@ def read_tokens(path: Path) -> tuple[TokenEntry, ...]:
 def edit_tokens(path: Path, edit: Edit[T], *, must_exist: bool = False) -> T:
     """Change the entries of a file; returns the second value of `edit`.
 
-    A missing file is created, readable by its owner only; an existing one keeps owner, rights, comments and
+    A missing file is created, readable by its owner only; an existing one keeps readers, rights, comments and
     other lines. Readers see the old file or the new one. If the path is a link, its target is changed.
 
     Args:
@@ -126,7 +128,7 @@ def edit_tokens(path: Path, edit: Edit[T], *, must_exist: bool = False) -> T:
 
     Raises:
         ConfigError: the present file is wrong; it stays as it is.
-        OSError: the file cannot be read or written.
+        OSError: the file cannot be read or written, or its present readers might not read the new one.
     """
     path = Path(os.path.realpath(path))
     with _folder_lock(path.parent):
@@ -163,17 +165,14 @@ def _text_of(path: Path, must_exist: bool) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace a file's text, with the folder's lock held."""
+    """Replace a file's text, with the folder's lock held. Raises OSError as `edit_tokens`."""
     new = path.with_name(f".{path.name}.new")  # one name, so that kills in here leave one file at most
     new.unlink(missing_ok=True)
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(handle, "w", encoding="ascii") as file:
             with contextlib.suppress(FileNotFoundError):
-                now = path.stat()
-                with contextlib.suppress(PermissionError):  # only root may change the owner
-                    os.chown(new, now.st_uid, now.st_gid)
-                os.chmod(new, now.st_mode & 0o777)
+                _keep_readers(new, path)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -181,6 +180,42 @@ def _replace(path: Path, text: str) -> None:
     except BaseException:  # interrupted as well: no half-written copy stays behind
         new.unlink(missing_ok=True)
         raise
+
+
+def _keep_readers(new: Path, path: Path) -> None:
+    """Give a file the rights, group and owner of the one that it replaces.
+
+    Only root may change the owner, and only members may set the group. Raises OSError if a reader may lose
+    the file by that: a service that cannot read it keeps the former tokens.
+    """
+    was = path.stat()
+    for owner in (was.st_uid, -1):
+        with contextlib.suppress(PermissionError):
+            os.chown(new, owner, was.st_gid)
+            break
+    os.chmod(new, was.st_mode & 0o777)
+    made = new.stat()
+    by_owner, by_group, by_all = (bool(was.st_mode & bit) for bit in (0o400, 0o040, 0o004))
+    group_kept = made.st_gid == was.st_gid or not by_group or by_all
+    owner_reads = by_group and (by_all or (made.st_gid == was.st_gid and _is_member(was.st_uid, was.st_gid)))
+    owner_kept = was.st_uid in (made.st_uid, 0) or not by_owner or owner_reads
+    if not (group_kept and owner_kept):
+        raise OSError(
+            errno.EPERM,
+            f"expected that the new file has owner {was.st_uid} and group {was.st_gid}, as its readers need "
+            f"them; found owner {made.st_uid} and group {made.st_gid}. Nothing was changed: run the command "
+            "as the file's owner, or as root",
+            str(path),
+        )
+
+
+def _is_member(user: int, group: int) -> bool:
+    """Return whether a user is known to belong to a group."""
+    try:
+        entry = pwd.getpwuid(user)
+    except KeyError:
+        return False
+    return group in os.getgrouplist(entry.pw_name, entry.pw_gid)
 
 
 @contextlib.contextmanager

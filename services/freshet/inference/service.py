@@ -23,7 +23,6 @@ from freshet.config.settings import Common
 from freshet.config.settings import Inference as Settings
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
-from freshet.config.spec.topics import RecordLimits, topics_of
 from freshet.config.spec.transforms import check_outcomes
 from freshet.errors import BadInput, Overloaded
 from freshet.features import EventExtractor, JsonTranscoder
@@ -46,7 +45,7 @@ from freshet.inference.served_log import Loggable, ServedLogger
 from freshet.inference.versions import Scorer, VersionFollower
 from freshet.log import EventLog
 from freshet.log.schema_ids import SchemaRegistry
-from freshet.log.topics import ensure_topic
+from freshet.log.topics import ensure_topics, limits_of
 from freshet.model import SERVING_PREFIXES, build_model
 from freshet.observability.grpc_metrics import public_counts
 from freshet.observability.skipped_state import skipped_status
@@ -93,16 +92,15 @@ class Inference:
     ) -> None:
         """Create missing topics, the followers and the routes.
 
-        Raises ConfigError if the spec does not fit the schema, ImportError if the model needs torch and it is
-        not installed.
+        Raises:
+            ConfigError: the spec does not fit the schema, or a topic has too low a limit.
+            ImportError: the model needs torch, and it is not installed.
+            Mismatch: a topic does not fit, as `ensure_topics` raises.
         """
         spec, clock = parts.spec, parts.clock
         pipeline = Pipeline(spec, parts.served)
-        topics = topics_of(spec)
-        takes = {}
-        for plan in topics.plans:
-            takes[plan.name] = ensure_topic(parts.log, plan).max_record_bytes
-        limits = RecordLimits.of(spec, takes)
+        topics = ensure_topics(parts.log, spec)
+        limits = limits_of(parts.log, spec)
         registry = service_registry()
         layout = layout_of(spec)
 
@@ -333,6 +331,7 @@ def run(
 
     Raises:
         ConfigError: the port cannot be bound, or the spec does not fit the schema.
+        Mismatch: a topic does not fit, as `ensure_topics` raises.
     """
     left_s = 0.0
 

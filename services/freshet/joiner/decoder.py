@@ -15,7 +15,7 @@ from freshet.config.avro.schema import Record, Written, sample_schema
 from freshet.config.expression import Column
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec, Stream
-from freshet.config.spec.schemas import feature_fields
+from freshet.config.spec.schemas import fields_read
 from freshet.config.spec.topics import MAX_ELEMENTS, RecordLimits
 from freshet.errors import ConfigError
 from freshet.features import (
@@ -217,15 +217,6 @@ class Schemas(Protocol):
         """Return the id of a schema, which is added if it is not registered yet."""
 
 
-def action_fields(plan: JoinPlan) -> tuple[str, ...]:
-    """Return the fields of actions that conditions and values of labels read."""
-    fields: dict[str, None] = {}
-    for label in plan.labels:
-        fields |= dict.fromkeys(label.condition.fields())
-        fields |= dict.fromkeys(label.value.fields() if label.value else ())
-    return tuple(fields)
-
-
 class ExternalSchemas(Protocol):
     """Source of schemas of external topics (`freshet.log.schema_registry.RestRegistry`)."""
 
@@ -286,7 +277,7 @@ class SpecDecoder:
         for stream in (events.served, events.shown, events.action):
             if stream is not None and stream.format in ("json", "bare"):
                 schema = (frameless or {})[stream.role]
-                extractor = EventExtractor(stream, schema, self._fields(stream))
+                extractor = EventExtractor(stream, schema, fields_read(spec, stream.role)[0])
                 self._frameless[stream.role] = (schemas.register(schema), extractor)
                 if stream.format == "json":
                     self._json[stream.role] = JsonTranscoder(schema, ignore_unknown=True)
@@ -386,9 +377,6 @@ class SpecDecoder:
                 at += 1
         return masks, values
 
-    def _fields(self, stream: Stream) -> Sequence[str]:
-        return action_fields(self._plan) if stream.role == "action" else ()
-
     def _extract(self, stream: Stream, records: Records) -> tuple[list[_Part], Refused]:
         """Decode records to one part per schema, and refuse those that cannot be read."""
         match stream.format:
@@ -456,13 +444,12 @@ class SpecDecoder:
         return extractor
 
     def _compiled(self, stream: Stream, written: Written) -> EventExtractor:
-        """Compile an extractor. Raises ConfigError if the schema lacks fields of the join or the features."""
+        """Compile an extractor. Raises ConfigError if the schema lacks fields that the spec reads."""
         reader = self._readers.get(stream.role)
-        if stream.role != "served":
-            return EventExtractor(stream, written, self._fields(stream), reader=reader)
-        self._derived(written)
-        checked = () if reader is None else feature_fields(self._spec)
-        return EventExtractor(stream, written, reader=reader, checked=checked)
+        if stream.role == "served":
+            self._derived(written)
+        columns, checked = fields_read(self._spec, stream.role)
+        return EventExtractor(stream, written, columns, reader=reader, checked=checked if reader else ())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

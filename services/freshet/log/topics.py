@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.spec.layout import Layout, layout_of
 from freshet.config.spec.model import Spec
-from freshet.config.spec.schemas import streams_of
 from freshet.config.spec.topics import RecordLimits, TopicPlan, Topics, topics_of
 from freshet.errors import ConfigError, Mismatch
 from freshet.log import EventLog, TopicInfo
@@ -42,27 +41,28 @@ def ensure_topics(log: EventLog, spec: Spec) -> Topics:
     spec: the joiner reads them all), or if an external topic does not exist.
     """
     topics = topics_of(spec)
-    external = {stream.topic for stream in streams_of(spec) if stream.external}
-    known = log.topics() if external else {}
     for plan in topics.plans:
-        if plan.name in external:
-            _check(plan, known.get(plan.name))
-        else:
-            ensure_topic(log, plan)
+        ensure_topic(log, plan)
     return topics
 
 
-def ensure_topic(log: EventLog, plan: TopicPlan) -> TopicInfo:
-    """Create a topic, or return an existing one that fits the plan. Raises Mismatch if it does not."""
+def ensure_topic(log: EventLog, plan: TopicPlan) -> None:
+    """Create a topic, or check that an existing one fits the plan; an external one is only checked.
+
+    Raises Mismatch if it does not fit, or if an external one does not exist.
+    """
+    if plan.external:
+        _check(plan, log.partition_counts([plan.name]).get(plan.name))
+        return
     try:
-        return log.create_topic(
+        log.create_topic(
             plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
         )
     except Mismatch:
         found = log.partition_counts([plan.name]).get(plan.name, 0) if plan.may_have_more else 0
         if found <= plan.partitions:
             raise
-        return log.create_topic(plan.name, partitions=found, retention_ms=plan.retention_ms, group=plan.group)
+        log.create_topic(plan.name, partitions=found, retention_ms=plan.retention_ms, group=plan.group)
 
 
 def check_new_topic(name: str, partitions: int, group: str | None = None) -> None:
@@ -92,11 +92,11 @@ def limits_of(log: EventLog, spec: Spec) -> RecordLimits:
     return RecordLimits.of(spec, {p.name: known[p.name].max_record_bytes for p in topics_of(spec).plans})
 
 
-def _check(plan: TopicPlan, found: TopicInfo | None) -> None:
-    """Raise Mismatch if an external topic does not fit."""
-    if found is None or found.partitions < plan.partitions:
-        partitions = "no such topic" if found is None else f"{found.partitions}"
+def _check(plan: TopicPlan, found: int | None) -> None:
+    """Raise Mismatch if an external topic, which has `found` partitions, does not fit."""
+    if found is None or found < plan.partitions:
         raise Mismatch(
-            f"topic {plan.name}: expected {plan.partitions} partitions or more, found {partitions}\n"
+            f"topic {plan.name}: expected {plan.partitions} partitions or more, "
+            f"found {'no such topic' if found is None else found}\n"
             "  its writers create it; every joined topic has the spec's `partitions`"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket
 import threading
@@ -51,7 +52,7 @@ def test_bytes_that_are_no_http_get_400(hot_server: Running) -> None:
 
 def test_a_malformed_body_is_answered_with_400(hot_server: Running) -> None:
     with hot_server.connect() as client:
-        client.sendall(b"POST /routed HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n")
+        client.sendall(b"/routed HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n")
         client.sendall(b"no length\r\n")
         said = answered(client)
     assert said.startswith(b"HTTP/1.1 400")
@@ -93,6 +94,49 @@ def test_nothing_behind_the_end_of_a_connection_is_carried_out(hot_server: Runni
         assert answered(client).startswith(b"HTTP/1.1 413")
     is_well(hot_server)
     assert not hot_server.held
+
+
+UPGRADE = b"connection: upgrade, http2-settings\r\nhttp2-settings: AAEAAEAA\r\nupgrade: h2c\r\n"
+HIDDEN = asking("/now", b"hidden")
+LENGTH, CHUNKED = b"content-length: %d\r\n" % len(HIDDEN), b"transfer-encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize(
+    ("path", "more", "body", "host"),
+    [
+        (b"/now", UPGRADE + LENGTH, HIDDEN, b"x"),
+        (b"/routed", UPGRADE + LENGTH, HIDDEN, b"x"),
+        (b"/nowhere", UPGRADE + LENGTH, HIDDEN, b"x"),
+        (b"/now", UPGRADE + LENGTH, HIDDEN, b"another.site"),
+        (b"/now", UPGRADE + CHUNKED, b"%x\r\n%s\r\n0\r\n\r\n" % (len(HIDDEN), HIDDEN), b"x"),
+    ],
+    ids=["hot", "routed", "unknown path", "refused host", "chunked"],
+)
+def test_a_body_after_upgrade_is_refused_and_no_request(
+    hot_server: Running, path: bytes, more: bytes, body: bytes, host: bytes, pieces: int
+) -> None:
+    """A proxy that passes Upgrade on would not see the requests in such a body."""
+    head = b"POST " + path + b" HTTP/1.1\r\nhost: " + host + b"\r\n" + more + b"\r\n"
+    with hot_server.connect() as client:
+        client.sendall(head + body if pieces == 1 else head)
+        said = answered(client)
+        if pieces == 2:
+            with contextlib.suppress(OSError):  # as the connection is closed
+                client.sendall(body)
+                said += answered(client)
+    assert said.startswith(b"HTTP/1.1 400")
+    assert said.count(b"content-length: ") == 1
+    assert b'"code":"upgrade"' in said
+    assert b"without Upgrade" in said
+    is_well(hot_server)
+
+
+@pytest.mark.parametrize("length", [b"", b"content-length: 0\r\n"])
+def test_upgrade_without_a_body_is_ignored(hot_server: Running, length: bytes) -> None:
+    with hot_server.connect() as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\n" + UPGRADE + length + b"\r\n")
+        assert client.recv(65_536).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("path", ["/now", "/routed", "/nowhere"])

@@ -118,6 +118,12 @@ def test_all_addresses_of_an_ipv6_network_are_one_client() -> None:
         (b"203.0.113.9", 2, "10.0.0.1"),
         (b"6.6.6.6, nonsense", 1, "10.0.0.1"),
         (b"[2001:db8::1]", 1, "2001:db8::1"),
+        (b"2001:db8::1", 1, "2001:db8::1"),
+        (b"203.0.113.9:51234", 1, "203.0.113.9"),
+        (b"6.6.6.6:1, [2001:db8::1]:443", 1, "2001:db8::1"),
+        (b"203.0.113.9:port", 1, "10.0.0.1"),
+        (b"203.0.113.9:123456", 1, "10.0.0.1"),
+        (b"[2001:db8::1", 1, "10.0.0.1"),
     ],
 )
 def test_only_trusted_proxies_set_the_address(forwarded: bytes | None, proxies: int, address: str) -> None:

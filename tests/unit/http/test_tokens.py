@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import pwd
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -237,6 +239,68 @@ def test_an_edit_keeps_comments_order_and_rights(tmp_path: Path) -> None:
 
     assert path.read_text() == f"# ours\n\n  {line_of(second)}\n{line_of(third)}\n"
     assert path.stat().st_mode & 0o777 == 0o640
+    assert [p.name for p in tmp_path.iterdir()] == ["tokens"]
+
+
+class Account:
+    """An account that may set no owner, and the groups of `may_set` only; files of others have its ids."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path, *may_set: int) -> None:
+        self.path, self.may_set = path, may_set
+        self.before, self.group = path.read_text(), 4002
+        self._stat = Path.stat
+        monkeypatch.setattr(os, "chown", self.chown)
+        monkeypatch.setattr(Path, "stat", lambda path, **how: self.stat(path, **how))  # noqa: PLW0108  # binds
+
+    def chown(self, path: Path, owner: int, group: int) -> None:
+        if owner != -1 or group not in self.may_set:
+            raise PermissionError
+        self.group = group
+
+    def stat(self, path: Path, **how: bool) -> os.stat_result:
+        found = list(self._stat(path, **how))
+        found[4:6] = [4001, 4003] if path == self.path else [4002, self.group]
+        return os.stat_result(found)
+
+
+@pytest.mark.parametrize(
+    ("mode", "groups", "owners_groups", "kept"),
+    [
+        (0o640, [4003], [4003], True),
+        (0o640, [4003], [4001], False),  # the owner would lose it
+        (0o640, [], [4003], False),  # the group would
+        (0o600, [4003], [4003], False),
+        (0o644, [], [4001], True),
+        (0o640, [4003], None, False),  # an owner that this machine does not know
+    ],
+)
+def test_an_edit_by_another_account_keeps_readers_or_fails(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: int,
+    groups: list[int],
+    owners_groups: list[int] | None,
+    kept: bool,
+) -> None:
+    path = tmp_path.resolve() / "tokens"
+    path.write_text(line_of(entry("a")) + "\n")
+    path.chmod(mode)
+
+    def known(user: int) -> pwd.struct_passwd:
+        if owners_groups is None:
+            raise KeyError(user)
+        return pwd.struct_passwd(("app", "x", user, owners_groups[0], "", "/", "/bin/sh"))
+
+    monkeypatch.setattr(pwd, "getpwuid", known)
+    monkeypatch.setattr(os, "getgrouplist", lambda name, group: owners_groups)
+    with monkeypatch.context() as during:
+        account = Account(during, path, *groups)
+        with contextlib.nullcontext() if kept else pytest.raises(OSError, match=r"owner 4001.*as root"):
+            edit_tokens(path, lambda now: ([], None))
+
+    assert account.group in (groups or [4002])
+    assert path.read_text() == ("" if kept else account.before)
+    assert path.stat().st_mode & 0o777 == mode
     assert [p.name for p in tmp_path.iterdir()] == ["tokens"]
 
 

@@ -48,7 +48,7 @@ def test_the_gateway_takes_every_event(spec_file: Path, tmp_path: Path) -> None:
     ensure_topics(log, spec)
     registry = SchemaRegistry(log)
     codecs = {
-        stream.role: StreamCodec(stream, schemas.of(stream.role), registry, partitions=spec.partitions)
+        stream.role: StreamCodec(spec, stream, schemas.of(stream.role), registry)
         for stream in streams_of(spec)
         if not stream.external
     }

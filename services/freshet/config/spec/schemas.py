@@ -191,9 +191,23 @@ def action_fields(label: Label) -> tuple[str, ...]:
     return tuple(dict.fromkeys(used))
 
 
+def label_fields(spec: Spec) -> tuple[str, ...]:
+    """Return the distinct paths of the fields of actions that labels read."""
+    return tuple(dict.fromkeys(path for label in spec.labels for path in action_fields(label)))
+
+
 def feature_fields(spec: Spec) -> tuple[str, ...]:
     """Return the distinct paths of the fields of served events that features read."""
     return tuple(dict.fromkeys(f.field for f in spec.features if f.field is not None))
+
+
+def fields_read(spec: Spec, role: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the paths that the joiner reads of a stream's events beside key, time and id.
+
+    They are those of columns, and of values that are checked. The gateway takes them, too: an event that it
+    accepts without them is a dead letter in the joiner.
+    """
+    return label_fields(spec) if role == "action" else (), feature_fields(spec) if role == "served" else ()
 
 
 def field_kinds(spec: Spec, schemas: Schemas) -> dict[str, str]:
@@ -210,9 +224,8 @@ def field_kinds(spec: Spec, schemas: Schemas) -> dict[str, str]:
     for feature in spec.features:
         if feature.field is not None:
             found[f"served.{feature.field}"] = kind_of(field_at(sample, feature.field).type)
-    for label in spec.labels:
-        for path in action_fields(label):
-            found[f"action.{path}"] = kind_of(field_at(schemas.action, path).type)
+    for path in label_fields(spec):
+        found[f"action.{path}"] = kind_of(field_at(schemas.action, path).type)
     return dict(sorted(found.items()))
 
 

@@ -72,9 +72,8 @@ class RecordLimits:
         Raises ConfigError for a topic with a limit below LEAST_TOPIC_BYTES.
         """
         topics = topics_of(spec)
-        external = {stream.topic for stream in streams_of(spec) if stream.external}
         for plan in topics.plans:
-            if plan.name not in external and limits[plan.name] < LEAST_TOPIC_BYTES:
+            if not plan.external and limits[plan.name] < LEAST_TOPIC_BYTES:
                 raise ConfigError(
                     "event log",
                     f"largest record of topic {plan.name}",
@@ -105,13 +104,14 @@ SCHEMAS_TOPIC = "schemas"
 
 @dataclass(frozen=True, slots=True)
 class TopicPlan:
-    """Plan to create a topic. One atomic append may span the topics of a `group`."""
+    """Plan of a topic. One atomic append may span the topics of a `group`."""
 
     name: str
     partitions: int
     retention_ms: int | None
     group: str | None = None
     may_have_more: bool = False  # read all partitions even if more than planned: events, commits
+    external: bool = False  # of another system, which creates it and sets its retention
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +288,7 @@ def topics_of(spec: Spec) -> Topics:
     named = {"served": events.served.topic, "action": events.action.topic}
     if events.shown is not None:
         named["shown"] = events.shown.topic
+    external = {stream.topic for stream in streams_of(spec) if stream.external}
     names: dict[str, Any] = {"shown": None}
     plans = []
     for kind in KINDS_OF_TOPICS:
@@ -297,7 +298,8 @@ def topics_of(spec: Spec) -> Topics:
         partitions = kind.partitions or spec.partitions
         group = f"{spec.name}.joined" if kind.joined else None
         may_have_more = kind.role in (*named, "joiner")
-        plans.append(TopicPlan(name, partitions, _retention_ms(spec, kind), group, may_have_more))
+        kept_ms = _retention_ms(spec, kind)
+        plans.append(TopicPlan(name, partitions, kept_ms, group, may_have_more, name in external))
         names[kind.role] = name
     del names["schemas"]  # of all models
     return Topics(**names, plans=tuple(plans))
