@@ -7,7 +7,7 @@ import json
 import random
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,15 @@ import orjson
 
 from freshet.config.avro.schema import sample_schema
 from freshet.config.spec import Spec
+from freshet.config.spec.layout import layout_of
 from freshet.config.spec.schemas import load_schemas
 from freshet.config.spec.topics import Topics
 from freshet.features import SampleColumns
 from freshet.log import EventLog
 from freshet.log.schema_ids import SchemaRegistry
+from freshet.rows.deltas import RowDelta, encode_rows
 from freshet.testing.contracts.eventlog import answered
-from freshet.types import Append, BytesColumn, TopicPartition
+from freshet.types import Append, BytesColumn, Fence, TimeMs, TopicPartition
 from tests.fixtures.blocks import encode_block
 from tests.fixtures.commands import LEDGER
 
@@ -203,7 +205,7 @@ class Poisoner:
         }
         topics = self._topics
         for topic, kinds in (
-            (topics.rows, {**texts, "damaged": b"\xb2\x01\0\0" + bytes(60)}),
+            (topics.rows, {**texts, **self._deltas(), "damaged": b"\xb2\x01\0\0" + bytes(60)}),
             (topics.control, {**texts, **control}),
             (topics.versions, {**texts, **versions}),
             (topics.measures, {**texts, "a window of words": b'{"v": 1, "kind": "window", "of": 3}'}),
@@ -212,6 +214,17 @@ class Poisoner:
         ):
             for kind, value in kinds.items():
                 yield Bad(topic, kind, value, "")
+
+    def _deltas(self) -> Mapping[str, bytes]:
+        """Deltas that fit the spec, with right checksums and the highest fence: only their keys are bad."""
+        end = self._log.bounds(TopicPartition(self._topics.control, 0)).end
+        group, zero, none = layout_of(self._spec).groups[0], np.zeros(1, np.uint64), np.empty(0, np.uint64)
+        row = np.ones((1, group.width), np.float32)
+        written = RowDelta(group.tables[0], Fence(end - 1), TimeMs(1), zero, row, none)
+        return {
+            "key 0": encode_rows(written),
+            "key 0 removed": encode_rows(replace(written, keys=none, values=row[:0], removed=zero)),
+        }
 
     def _mutants(self, count: int) -> Iterator[Bad]:
         """Random bytes, and blocks with a bit changed, which their checksum or header shows."""

@@ -54,7 +54,7 @@ ITEM = record(
     "Item",
     {
         "index": integer("position of the candidate in the request"),
-        "score": nullable(number(), "value of serve.score; null if it is not a number"),
+        "score": nullable(number(), "value of serve.score; null if it is not finite"),
         "predictions": mapping(nullable(number()), "by label"),
         "propensity": number("probability that the policy gives it this position", minimum=0, maximum=1),
     },

@@ -12,6 +12,13 @@ BATCH_REQUESTS = Metric(
     "Rank requests scored together.",
     buckets=(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0),
 )
+NOT_FINITE_SCORES = Metric(
+    "freshet_inference_not_finite_scores",
+    "counter",
+    "candidates",
+    "Candidates with a score or a prediction that was NaN or infinite, as of log(0). It is null in the "
+    "answer, and the impression is logged and trained on without `freshet_served`.",
+)
 SHED = Metric(
     "freshet_inference_shed",
     "counter",

@@ -32,7 +32,7 @@ from freshet.json_text import written
 from freshet.model.hedge import HedgeDense
 from freshet.model.inputs import GroupInputs, ModelInputs, scores_requests
 from freshet.tables import PERHAPS_ON_DISK, Plan, UniqueKeys
-from freshet.types import F32, I32, I64, U8, U32, BytesColumn
+from freshet.types import F32, I32, I64, U8, U32, Bool, BytesColumn
 
 Unknown = dict[str, int]
 """{feature: values without a row, as new or misspelt}; a shared value counts for each candidate."""
@@ -128,6 +128,12 @@ def explained(rows: Mapping[str, FeatureRows], index: int, now_ms: int) -> dict[
             "age_s": max(0, now_ms // 1000 - touched_s) if touched_s else None,
         }
     return out
+
+
+def finite(scores: F32, predictions: F32) -> Bool:
+    """Return (C,) bool: whether the score (C,) of a candidate and all its predictions (C, L) are finite."""
+    of_scores: Bool = np.isfinite(scores) & np.isfinite(predictions).all(axis=1)
+    return of_scores
 
 
 STEPS = ("number", "label", "+", "-", "*", "negate")  # ScoreStep::Op in request_scorer.hpp

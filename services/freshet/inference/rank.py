@@ -59,6 +59,16 @@ class FastRequest:
     _text: _native.RankText
     _rules: _native.RankRules
 
+    @property
+    def key(self) -> bytes:
+        """The request id as text, as in the impression's key."""
+        return self._text.id.strip('"').encode()
+
+    @property
+    def logged_bytes(self) -> int:
+        """Bytes of the impression as Avro, before it is ordered and scored."""
+        return self._text.logged_bytes
+
     def answer(
         self, order: Order, scored: Scored, version: int, freshness_ms: int | None, *, log: bool
     ) -> tuple[bytes, Served | None]:
@@ -87,7 +97,7 @@ class FastRequest:
                 b"true" if order.explored else b"false",
             )
         )
-        return body, None if served is None else Served([text.id.strip('"').encode()], [served])
+        return body, None if served is None else Served([self.key], [served])
 
 
 class FastPath:
@@ -215,7 +225,7 @@ class Ranker:
         """Return whether the impression is certainly within the limits; else `_rank` checks it."""
         if self._loggable is None or fast.dry_run:
             return True
-        return self._loggable.is_small(body_bytes, fast.encoded.candidates)
+        return self._loggable.is_small(body_bytes, fast.logged_bytes, fast.key, fast.encoded.candidates)
 
     def _arrival(self, request: Request) -> Arrival | None:
         """Return when a request arrived, and for which client's span; None while tracing is off."""

@@ -26,7 +26,7 @@ from freshet.errors import Overloaded, Unavailable
 from freshet.features import DecodedRequests
 from freshet.http.messages import ClientGoneError
 from freshet.inference import metrics
-from freshet.inference.pipeline import Encoded, Lookup, Pipeline, Scored
+from freshet.inference.pipeline import Encoded, Lookup, Pipeline, Scored, finite
 from freshet.inference.row_reads import DEFAULTED_WHYS, RowReads, RowsOnDisk, RowsRead, Unread
 from freshet.inference.rows import RowFollower
 from freshet.inference.versions import ServingVersion, VersionFollower
@@ -374,6 +374,7 @@ class RequestCounts:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.totals = Totals()
         self._candidates = metrics.CANDIDATES.counter(registry)
+        self._not_finite = metrics.NOT_FINITE_SCORES.counter(registry)
         self._unknown = metrics.UNKNOWN_ROWS.counter(registry)
         self._unknown_of: dict[str, Counter] = {}  # cached: `labels` costs more than `inc`
         self._explored = metrics.EXPLORED.counter(registry)
@@ -385,6 +386,7 @@ class RequestCounts:
         self.totals.requests += 1
         self.totals.candidates += len(scored.scores)
         self._candidates.inc(len(scored.scores))
+        self._not_finite.inc(len(scored.scores) - int(finite(scored.scores, scored.predictions).sum()))
         for feature, n in scored.unknown.items():
             counter = self._unknown_of.get(feature)
             if counter is None:

@@ -37,10 +37,12 @@ from freshet.config.spec.topics import MAX_ELEMENTS, RecordLimits
 from freshet.errors import BadInput, TooLarge, Unavailable, first_line
 from freshet.features import EventColumns, EventExtractor, JsonTranscoder, Transcoded, partition_of
 from freshet.inference import metrics
+from freshet.inference.pipeline import finite
 from freshet.inference.requests import Order, get_path, merged
 from freshet.json_text import written
 from freshet.log import Writer
 from freshet.log.records import append_gathered
+from freshet.log.schema_ids import FRAME_BYTES
 from freshet.observability.losses import INFERENCE_FIGURES, RECENT_S, Recent, counted
 from freshet.observability.spans import RankAnswer, record_served_sends, request_text
 from freshet.observability.tracing import now_ns, traced
@@ -114,7 +116,8 @@ def served_events(
 ) -> list[dict[str, Any]]:
     """Make the events of a request: the items in order, each with `freshet_served`.
 
-    A field with an integer `serve_as` that the client did not send gets the item's position, from 0.
+    It is null for an item with a score or a prediction that is not finite: the schema takes none. A field
+    with an integer `serve_as` that the client did not send gets the item's position, from 0.
 
     Args:
         scores: (C,) float32.
@@ -124,21 +127,24 @@ def served_events(
     places = places_of(spec)
     items: list[dict[str, Any]] = []
     indices = order.indices
-    columns = (indices, scores[indices], predictions[indices], order.propensity)
-    for place, (c, score, predicted, propensity) in enumerate(
+    logged = finite(scores, predictions)[indices]
+    columns = (indices, scores[indices], predictions[indices], order.propensity, logged)
+    for place, (c, score, predicted, propensity, is_logged) in enumerate(
         zip(*(column.tolist() for column in columns), strict=True)
     ):
         item = placed(candidates[c], place, places)
-        item[SERVED_FIELD] = {
-            "version": version,
-            "score": score,
-            "predictions": predicted,
-            "propensity": propensity,
-            "explored": order.explored,
-        }
+        item[SERVED_FIELD] = None
+        if is_logged:
+            item[SERVED_FIELD] = {
+                "version": version,
+                "score": score,
+                "predictions": predicted,
+                "propensity": propensity,
+                "explored": order.explored,
+            }
         items.append(item)
     if explode is None:
-        return [merged(context, item) for item in items]
+        return [merged(context, item) | {SERVED_FIELD: item[SERVED_FIELD]} for item in items]
     return [merged(context, _at(explode, items))]
 
 
@@ -370,11 +376,14 @@ NativeRules = tuple[_native.WriterSchema | None, _native.EventPlan | None, _nati
 
 _HINT = "a ranking is logged as an impression, and the log's schema needs this; a dry_run logs nothing"
 
-AVRO_GROWTH = 4
-"""Most bytes of Avro per byte of JSON, as for `1,1,1` of doubles, without defaults of the schema."""
+_SERVED_BYTES, _PLACE_BYTES = 48, 10
+"""Most bytes of `freshet_served` in Avro, without predictions, and by which a position can grow once set."""
 
-_SERVED_BYTES, _KEY_BYTES = 48, 1_000
-"""Bytes of `freshet_served` without predictions, and of a record's key."""
+_LONGEST = -2.2250738585072014e-308
+"""A float with the longest text."""
+
+_ADDED_BYTES = 100
+"""Most bytes of an id and a time that a request lacks, as JSON, and of what separates its parts."""
 
 _WHY = re.compile(r"record \d+: ")
 
@@ -396,31 +405,50 @@ class Loggable:
         self._extractor = EventExtractor(stream, logged)
         self._max_ahead_ms = spec.join.max_ahead_ms
         self._limits, self._labels = limits, len(spec.labels)
+        self._json = stream.format == "json"
+        places_bytes = _PLACE_BYTES * len(self._places)
+        self._served_bytes = _SERVED_BYTES + 4 * self._labels + places_bytes
+        self._text_bytes = len(_longest_text(self._labels)) + places_bytes
+        names = [stream.explode or "", stream.key[0], stream.time.path]
+        self._added_bytes = _ADDED_BYTES + sum(map(len, names))
+        self._placing_bytes = sum(len(f',"{place}":0') for place in self._places)
         # RankText writes positions after scoring, so its check uses defaults for them.
         writer, _, _ = JsonTranscoder(
             _with_places(logged, stream.explode, self._places), ignore_unknown=True
         ).native
         self._native = (writer, *self._extractor.native)
 
-    def is_small(self, body_bytes: int, candidates: int) -> bool:
-        """Return whether a request is certainly within the limits of size, given AVRO_GROWTH."""
-        grown = AVRO_GROWTH * body_bytes
+    def is_small(self, body_bytes: int, logged_bytes: int, key: bytes, candidates: int) -> bool:
+        """Return whether a request of the fast path is certainly within the limits of size.
+
+        Args:
+            logged_bytes: of its event as Avro, without a frame, `freshet_served` and positions.
+        """
+        limits, sample = self._limits, logged_bytes + self._served_bytes
+        event = FRAME_BYTES + logged_bytes + self._served_bytes * candidates
+        if self._json:
+            of_items = (self._text_bytes + self._placing_bytes) * candidates
+            event = body_bytes + self._added_bytes + of_items
         return (
-            grown <= self._limits.event_bytes["served"] // 2
-            and grown * candidates * self._labels <= self._limits.expanded_bytes
+            event + len(key) <= limits.event_bytes["served"]
+            and sample <= limits.sample_bytes
+            and sample * candidates * self._labels <= limits.expanded_bytes
             and candidates <= MAX_ELEMENTS
         )
 
-    def _refuse_too_large(self, records: BytesColumn, columns: EventColumns) -> None:
-        """Raises TooLarge if an event or its samples would exceed the log's limits."""
-        limits, more = self._limits, _SERVED_BYTES + 4 * self._labels  # of `freshet_served`
-        spans = columns.spans
-        sizes = (spans[:, 1::2] - spans[:, ::2]).sum(axis=1) + more
+    def _refuse_too_large(self, served: Served, records: BytesColumn, columns: EventColumns) -> None:
+        """Raises TooLarge if an event, with its key, or its samples would exceed the log's limits."""
+        limits, spans = self._limits, columns.spans
+        sizes = (spans[:, 1::2] - spans[:, ::2]).sum(axis=1) + self._served_bytes
         counts = np.bincount(columns.event_index, minlength=len(records))
-        events = np.diff(records.ends, prepend=0) + counts * more + _KEY_BYTES
+        if self._json:
+            events = np.array([*map(len, served.texts)]) + counts * self._text_bytes
+        else:
+            events = FRAME_BYTES + np.diff(records.ends, prepend=0) + counts * self._served_bytes
+        events = events + np.array([*map(len, served.keys)])
         together = np.bincount(columns.event_index, sizes, len(records)) * self._labels
         for part, found, most in (
-            ("the event that is logged", events, limits.event_bytes["served"]),
+            ("the event that is logged, with its key", events, limits.event_bytes["served"]),
             ("a sample: the context and one candidate", sizes, limits.sample_bytes),
             ("samples, which have the context each, together", together, limits.expanded_bytes),
         ):
@@ -459,7 +487,7 @@ class Loggable:
         columns = self._extractor.extract(made.records, framed=False)
         if len(columns.bad):
             raise BadInput(f"{_WHY.sub('', columns.why[0], count=1)}; {_HINT}")
-        self._refuse_too_large(made.records, columns)
+        self._refuse_too_large(Served.of(self._spec, events), made.records, columns)
         if len(columns):
             self._refuse_wrong_time(int(columns.times_ms.min()), int(columns.times_ms.max()), now_ms)
 
@@ -475,6 +503,12 @@ class Loggable:
             f"{found_ms} ms; the joiner would refuse the impression"
             f"{unit_hint(time, 'served', found_ms, now_ms)}"
         )
+
+
+def _longest_text(labels: int) -> bytes:
+    """Return `freshet_served` as JSON, with the longest numbers."""
+    numbers = {"score": _LONGEST, "predictions": [_LONGEST] * labels, "propensity": _LONGEST}
+    return orjson.dumps({SERVED_FIELD: {"version": -(1 << 63), "explored": False} | numbers})
 
 
 def _with_places(logged: Record, explode: str | None, places: Sequence[str]) -> Record:

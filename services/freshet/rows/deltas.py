@@ -100,7 +100,7 @@ def decode_rows(record: bytes | memoryview) -> RowDelta:
     """Decode a record; `keys`, `removed` and fp32 `values` are read-only views of it.
 
     Raises:
-        Corrupt: magic, version, codec, length or checksum is wrong; lengths are checked first.
+        Corrupt: magic, version, codec, length or checksum is wrong, or a key is 0; lengths are checked first.
     """
     data = memoryview(record)
     if len(data) < _HEADER.size:
@@ -130,6 +130,8 @@ def decode_rows(record: bytes | memoryview) -> RowDelta:
         raise Corrupt(f"row delta: expected checksum {crc:#010x}, found {found:#010x}")
     keys = np.frombuffer(body, "<u8", n)
     removed = np.frombuffer(body, "<u8", r, 8 * n)
+    if not (keys.all() and removed.all()):
+        raise Corrupt("row delta: expected keys from 1, found key 0, which stands for null and has no row")
     packed = np.frombuffer(body[8 * (n + r) :], form.dtype).reshape(n, form.columns)
     values = packed
     if form.codec != RowCodec.FP32:

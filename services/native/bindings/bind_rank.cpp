@@ -49,6 +49,7 @@ void bind_rank(nb::module_& m) {
       .def_ro("id", &RankText::id)
       .def_ro("candidates", &RankText::candidates)
       .def_ro("k", &RankText::k)
+      .def_ro("logged_bytes", &RankText::logged_bytes)
       .def_ro("dry_run", &RankText::dry_run)
       .def("ranked", &ranked);
 }

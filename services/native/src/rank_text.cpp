@@ -136,6 +136,7 @@ std::optional<RankText> RankText::read(const RankRules& rules, const WriterSchem
     record.data.reserve(out.body_.size());
     if (!transcode_composed(logged->schema, parser, parts.context, more, record)) return std::nullopt;
     if (!is_readable_event(logged->plan, logged->program, record.data, logged->latest_ms)) return std::nullopt;
+    out.logged_bytes = record.data.size();
   }
   return out;
 }
@@ -257,18 +258,22 @@ std::string RankText::served(const RankRules& rules, const RankOrder& order, int
     out.append(place ? ",{" : "{").append(body_, one.start, one.size);
     for (size_t p = 0; p < rules.places.size(); ++p)
       if (!(one.has >> p & 1)) join(out, member(rules.places[p], std::to_string(place)));
-    std::string served = "{\"version\":";
-    put(served, version);
-    served.append(",\"score\":");
-    put(served, order.scores[i]);
-    served.append(",\"predictions\":[");
-    for (size_t l = 0; l < L; ++l) {
-      if (l) served.push_back(',');
-      put(served, order.predictions[i * L + l]);
+    std::string served = "null";  // the schema takes no score or prediction that is not finite
+    const auto predictions = order.predictions.subspan(i * L, L);
+    if (std::isfinite(order.scores[i]) && std::ranges::all_of(predictions, [](float v) { return std::isfinite(v); })) {
+      served = "{\"version\":";
+      put(served, version);
+      served.append(",\"score\":");
+      put(served, order.scores[i]);
+      served.append(",\"predictions\":[");
+      for (size_t l = 0; l < L; ++l) {
+        if (l) served.push_back(',');
+        put(served, predictions[l]);
+      }
+      served.append("],\"propensity\":");
+      put(served, order.propensity[place]);
+      served.append(",\"explored\":").append(explored ? "true}" : "false}");
     }
-    served.append("],\"propensity\":");
-    put(served, order.propensity[place]);
-    served.append(",\"explored\":").append(explored ? "true}" : "false}");
     join(out, member(rules.served, served));
     out.push_back('}');
   }

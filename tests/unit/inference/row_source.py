@@ -27,6 +27,11 @@ from tests.fixtures.tables import counting_group, keys_of, push, store_of
 
 BUCKETS = 16
 TOPIC = "shop.rows"
+NO_KEYS = np.empty(0, np.uint64)
+KEY_0 = encode_rows(
+    RowDelta(0, Fence(5), TimeMs(1), np.zeros(1, np.uint64), np.ones((1, 2), np.float32), NO_KEYS)
+)
+"""A delta of a key that no row has, with a right checksum."""
 
 
 class Shard:

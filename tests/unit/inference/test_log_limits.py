@@ -4,7 +4,7 @@ read as text or member by member."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,17 +13,26 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from freshet.config.avro.schema import Record, parse_schema, served_schema
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec, parse_spec
 from freshet.errors import BadInput, TooLarge
 from freshet.features import EventExtractor, JsonTranscoder
-from freshet.inference.pipeline import Pipeline
+from freshet.inference.pipeline import Pipeline, Scored
 from freshet.inference.rank import FastPath
-from freshet.inference.requests import Filling, Order, RankRequest, events_of, parse_rank, refuse_expanded
+from freshet.inference.requests import (
+    Filling,
+    Order,
+    RankRequest,
+    events_of,
+    get_path,
+    parse_rank,
+    refuse_expanded,
+)
 from freshet.inference.served_log import Loggable, Served, served_events
-from freshet.types import BytesColumn
+from freshet.types import F32, BytesColumn
 from tests.fixtures.effort import examples
 from tests.fixtures.joiner import limits_for
 from tests.fixtures.serving import FEED, schema
@@ -60,7 +69,12 @@ ad = { field = "ad", table = "ad" }
 
 
 def record(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "record", "name": name, "fields": [{"name": n, "type": t} for n, t in fields.items()]}
+    """A schema; the type of a field with a default is its members."""
+    made = [
+        {"name": n, **(t if isinstance(t, dict) and "default" in t else {"type": t})}
+        for n, t in fields.items()
+    ]
+    return {"type": "record", "name": name, "fields": made}
 
 
 ROW = record("Row", {"sku": "string", "where": record("Where", {"place": "int"}), "price": "double"})
@@ -75,6 +89,8 @@ class Way:
 
     spec: Spec
     served: Record
+    record_bytes: int = 16 << 20  # the log's largest record
+    most: int = MOST
 
     def __post_init__(self) -> None:
         stream = self.spec.events.served
@@ -82,7 +98,7 @@ class Way:
         filling = Filling.of(stream, self.served)
         pipeline, check = (
             Pipeline(self.spec, self.served),
-            Loggable(self.spec, self.served, limits_for(16 << 20)),
+            Loggable(self.spec, self.served, limits_for(self.record_bytes)),
         )
         made = {
             "filling": filling,
@@ -90,7 +106,7 @@ class Way:
             "loggable": check,
             "log": JsonTranscoder(logged, schema_id=7, ignore_unknown=True),
             "joiner": EventExtractor(stream, logged),
-            "plain": FastPath(self.spec, pipeline.transcoder, filling, MOST, check)
+            "plain": FastPath(self.spec, pipeline.transcoder, filling, self.most, check)
             if FastPath.fits(self.spec)
             else None,
         }
@@ -99,7 +115,7 @@ class Way:
 
     def read(self, body: bytes) -> tuple[RankRequest, Mapping[str, Any]]:
         """Member by member, as `ranking` does it. Raises BadInput and TooLarge as it does."""
-        asked = parse_rank(body, MOST)
+        asked = parse_rank(body, self.most)
         context = self.filling.filled(asked.context, asked.request_id, NOW_MS)  # type: ignore[attr-defined]
         events = events_of(self.spec, context, asked.candidates)
         self.pipeline.encoded(events, len(asked.candidates))  # type: ignore[attr-defined]
@@ -107,6 +123,11 @@ class Way:
             placed = self.loggable.placed(asked.candidates)  # type: ignore[attr-defined]
             self.loggable.check(events_of(self.spec, context, placed), NOW_MS)  # type: ignore[attr-defined]
         return asked, context
+
+    def items(self, events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The impressions of logged events."""
+        explode = self.spec.events.served.explode
+        return [item for event in events for item in (get_path(event, explode) if explode else [event])]
 
     def is_joinable(self, served: Served) -> bool:
         """Whether the log takes every event, and the joiner can read each."""
@@ -121,6 +142,7 @@ WAYS = {
     "nested": Way(parse_spec(NESTED), SHOP),
     "single": Way(parse_spec(SINGLE), ADS),
 }
+FLOATS = st.sampled_from([0.5, 0.25, np.nan, np.inf, -np.inf])
 ODD = st.one_of(
     st.none(),
     st.booleans(),
@@ -177,15 +199,55 @@ def test_a_request_that_is_answered_can_be_logged_and_joined(name: str, data: st
     text = json.dumps(body).encode()
     plain = way.plain.read(text, NOW_MS) if way.plain is not None else None  # type: ignore[attr-defined]
     try:
-        asked, context = way.read(text)
+        asked, _ = way.read(text)
     except (BadInput, TooLarge):
         assert plain is None  # the two ways agree
         return
+    shape = len(asked.candidates), len(way.spec.labels)
+    scores = data.draw(hnp.arrays(np.float32, shape[0], elements=FLOATS))
+    check_logged(way, text, scores, data.draw(hnp.arrays(np.float32, shape, elements=FLOATS)))
+
+
+def check_logged(way: Way, text: bytes, scores: F32, predictions: F32) -> bool:
+    """Both ways log a request as the joiner reads it, with what is finite; returns whether it was plain."""
+    asked, context = way.read(text)
     order = Order(np.arange(asked.k)[::-1].copy(), np.ones(asked.k, np.float32), explored=False)
-    count, labels = len(asked.candidates), len(way.spec.labels)
-    scores, predictions = np.zeros(count, np.float32), np.zeros((count, labels), np.float32)
     events = served_events(way.spec, context, asked.candidates, order, scores, predictions, 1)
+    finite = (np.isfinite(scores) & np.isfinite(predictions).all(axis=1))[order.indices]
     assert way.is_joinable(Served.of(way.spec, events))
+    assert [item["freshet_served"] is not None for item in way.items(events)] == finite.tolist()
+    plain = way.plain.read(text, NOW_MS) if way.plain is not None else None  # type: ignore[attr-defined]
+    if plain is not None:
+        _, served = plain.answer(order, Scored(predictions, scores, {}), 1, None, log=True)
+        assert way.is_joinable(served)
+        assert way.items(map(orjson.loads, served.texts)) == way.items(orjson.loads(orjson.dumps(events)))
+    return plain is not None
+
+
+GOOD: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "feed": (
+        {"user": {"id": 1, "last_items": []}, "device": "phone", "experiment": {}},
+        {"id": 1, "age_s": 1.0, "ctr_1h": 0.5},
+    ),
+    "nested": ({"ctx": {"id": "r", "at": ISO_TIMES[0]}}, {"sku": "a", "where": {"place": 3}, "price": 1.0}),
+    "single": (
+        {"auction": 1, "at": NOW_MS // 1000, "freshet_served": {"score": 1}},
+        {"ad": "a", "freshet_served": {}},
+    ),
+}
+"""A context and a candidate that are answered."""
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", WAYS)
+def test_scores_that_are_not_finite_cost_no_impression(name: str, bad: float) -> None:
+    way, (context, candidate) = WAYS[name], GOOD[name]
+    scores = np.array([0.5, bad, 0.5], np.float32)
+    predictions = np.full((3, len(way.spec.labels)), 0.25, np.float32)
+    predictions[2, -1] = bad
+
+    text = orjson.dumps({"context": context, "candidates": [candidate] * 3})
+    assert check_logged(way, text, scores, predictions) == (name == "feed")
 
 
 @pytest.mark.parametrize(
@@ -238,6 +300,95 @@ def test_a_context_copied_too_often_is_refused_first(context: int, candidates: i
     else:
         refuse_expanded(None, asked, len(body), most)
     refuse_expanded("items", asked, len(body), most)
+
+
+LIMIT = 12_000
+LONGEST = np.float32(-2.3456789e-05)
+"""A float with the longest text."""
+
+
+def sized(form: str, explode: bool) -> Way:
+    """A model whose items have a position and a field with a default, in a log of small records."""
+    row = {
+        "sku": "long",
+        "pos": ["null", "double"],
+        "kind": {"type": "string", "default": 30 * "d"},
+    }
+    top = {"request": "string", "at": "long", "note": "string"}
+    items, prefix = ({"type": "array", "items": record("Row", row)}, "items.") if explode else (None, "")
+    exploded = 'explode = "items", ' if explode else ""
+    spec = parse_spec(f"""
+name = "sized"
+[events]
+served = {{ {exploded}format = "{form}", key = ["request", "{prefix}sku"], time = "at:ms" }}
+action = {{ key = ["request", "sku"], time = "at:ms" }}
+[labels]
+click = {{ on = "action.sku > 0" }}
+buy = {{ on = "action.sku > 1" }}
+[tables]
+item = {{ dim = 4 }}
+[features]
+item = {{ field = "{prefix}sku", table = "item" }}
+pos = {{ field = "{prefix}pos", table = "item", serve_as = 0 }}
+""")
+    return Way(spec, parse_schema(record("S", top | ({"items": items} if explode else row))), LIMIT, 200)
+
+
+SIZED = {(form, explode): sized(form, explode) for form in ("avro", "json") for explode in (True, False)}
+
+
+def largest(fits: Callable[[int], bool]) -> int:
+    """The largest length up to twice the limit that fits; -1 for none."""
+    low, high = -1, 2 * LIMIT + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+@pytest.mark.parametrize(("form", "explode"), SIZED)
+@settings(max_examples=examples(25), deadline=None)
+@given(st.data())
+def test_what_passes_the_check_is_no_larger_in_the_log(form: str, explode: bool, data: st.DataObject) -> None:
+    way = SIZED[form, explode]
+    count = data.draw(st.integers(1, 100))
+    item: dict[str, Any] = data.draw(st.sampled_from([{}, {"pos": 3}, {"unknown": 50 * "u"}, {"kind": ""}]))
+    padded = data.draw(st.sampled_from(["request", "note", "unknown"]))
+    given_id = data.draw(st.sampled_from([{"request": "r"}, {}]))
+
+    def body(length: int) -> bytes:
+        context = {"note": "c", **given_id, padded: length * "x"}
+        return orjson.dumps({"context": context, "candidates": [{"sku": i, **item} for i in range(count)]})
+
+    def logged_bytes(served: Served) -> int:
+        made = way.log.column(BytesColumn.of(served.texts))  # type: ignore[attr-defined]
+        assert not made.bad
+        values = served.texts if form == "json" else list(made.records)
+        return max(len(key) + len(value) for key, value in zip(served.keys, values, strict=True))
+
+    def passes(length: int) -> bool:
+        try:
+            way.read(body(length))
+        except (BadInput, TooLarge):
+            return False
+        return True
+
+    def is_small(length: int) -> bool:
+        text = body(length)
+        fast = way.plain.read(text, NOW_MS)  # type: ignore[attr-defined]
+        return fast is not None and way.loggable.is_small(len(text), fast.logged_bytes, fast.key, count)  # type: ignore[attr-defined]
+
+    order = Order(np.arange(count)[::-1].copy(), np.full(count, LONGEST), explored=False)
+    scores, predictions, version = np.full(count, LONGEST), np.full((count, 2), LONGEST), 2**63 - 1
+    # An empty id is refused, so lengths begin with 1.
+    if (length := largest(lambda n: passes(n + 1)) + 1) > 0:
+        asked, context = way.read(body(length))
+        events = served_events(way.spec, context, asked.candidates, order, scores, predictions, version)
+        assert logged_bytes(Served.of(way.spec, events)) <= LIMIT
+    if explode and (length := largest(lambda n: is_small(n + 1)) + 1) > 0:
+        fast = way.plain.read(body(length), NOW_MS)  # type: ignore[attr-defined]
+        _, served = fast.answer(order, Scored(predictions, scores, {}), version, None, log=True)
+        assert logged_bytes(served) <= LIMIT
 
 
 @given(st.integers(1, 20_000), st.integers(1, 30), st.integers(10_000, 60_000))

@@ -37,7 +37,7 @@ from freshet.types import (
     bucket_of,
 )
 from tests.fixtures.tables import batch_of, keys_of
-from tests.unit.inference.row_source import BUCKETS, TOPIC, Shard, serving_table
+from tests.unit.inference.row_source import BUCKETS, KEY_0, TOPIC, Shard, serving_table
 
 
 @pytest.fixture
@@ -219,12 +219,12 @@ def test_a_claim_without_a_flush_hides_no_delta(shard: Shard, log: EventLog, sto
 def test_a_corrupt_delta_is_left_out_and_counted(shard: Shard, follow: Callable[[], RowFollower]) -> None:
     follower = follow()
     wait_for(lambda: follower.state.sink is not None)
-    shard.raw(0, b"\xb2\x01 garbage")
+    for bad in (b"\xb2\x01 garbage", KEY_0):
+        shard.raw(0, bad)
     shard.train([1], 1.0, clock_ms=9)
     shard.publish()
 
-    wait_for(lambda: follower.state.corrupt == 1)
-    wait_for(lambda: follower.state.event_time_ms == 9)
+    wait_for(lambda: (follower.state.corrupt, follower.state.event_time_ms) == (2, 9))
 
 
 def test_without_a_model_no_row_is_served_with_the_reason(

@@ -19,7 +19,7 @@ from freshet.features import DecodedRequests
 from freshet.http.messages import ClientGoneError
 from freshet.inference.pipeline import Encoded, Pipeline, Scored
 from freshet.inference.row_reads import RowReads, RowsOnDisk, RowsRead, Unread
-from freshet.inference.scoring import Client, Outcome, Scoring, ServingState
+from freshet.inference.scoring import Client, Outcome, RequestCounts, Scoring, ServingState
 from freshet.types import BytesColumn
 
 MOST_BYTES = 1 << 20
@@ -228,3 +228,12 @@ def test_samples_of_a_client_that_leaves_are_not_decoded(
 
     assert (isinstance(answers[0], tuple), isinstance(answers[1], ClientGoneError)) == (True, True)
     assert (decoded, shed(registry, "gone")) == ([1], 1.0)
+
+
+def test_candidates_with_a_number_not_finite_are_counted() -> None:
+    registry = CollectorRegistry()
+    predictions = np.array([[0.5, 1], [0.5, np.inf], [0.5, 1]], np.float32)
+
+    RequestCounts(registry).scored(Scored(predictions, np.array([1, 1, np.nan], np.float32), {}))
+
+    assert registry.get_sample_value("freshet_inference_not_finite_scores_total") == 2

@@ -14,7 +14,7 @@ from freshet.rows.deltas import RowCodec, RowDelta, decode_rows, encode_rows
 from freshet.types import F32, U32, Fence, TimeMs
 from freshet.wires.codecs import format_for, pack_rows, unpack_rows
 
-u64 = st.integers(0, 2**64 - 1)
+u64 = st.integers(1, 2**64 - 1)
 i64 = st.integers(-(2**63), 2**63 - 1)
 
 
@@ -23,7 +23,7 @@ def delta(values: F32, keys: list[int] | None = None, removed: list[int] | None 
         3,
         Fence(17),
         TimeMs(1_700_000_000_000),
-        np.arange(len(values), dtype=np.uint64) if keys is None else np.array(keys, np.uint64),
+        np.arange(1, len(values) + 1, dtype=np.uint64) if keys is None else np.array(keys, np.uint64),
         values,
         np.array(removed or [], np.uint64),
     )
@@ -145,6 +145,12 @@ def test_a_damaged_header_is_corrupt_or_read_within_bounds(original: RowDelta, d
     except Corrupt:
         return
     assert len(back.keys) == len(back.values)
+
+
+@pytest.mark.parametrize(("keys", "removed"), [([1, 0], [2]), ([1, 2], [0])])
+def test_a_key_that_no_row_has_is_corrupt(keys: list[int], removed: list[int]) -> None:
+    with pytest.raises(Corrupt, match="key 0"):
+        decode_rows(encode_rows(delta(np.ones((2, 2), np.float32), keys, removed)))
 
 
 @given(deltas(), st.data())

@@ -59,12 +59,14 @@ class RankText {
   BytesColumn record;  // (1,) the event as Avro of `request`
   std::string id;      // of the request, as JSON
   size_t candidates = 0, k = 0;
+  size_t logged_bytes = 0;  // of the event as the log's Avro, without `served` and positions; 0 without `logged`
   bool dry_run = false;
 
   // [{"index", "score", "predictions", "propensity"}, ...]. What is not a number is null. Throws std::invalid_argument
   // if columns do not fit the request.
   std::string items(const RankRules& rules, const RankOrder& order) const;
-  // The event on one line, with the items in their order, each with its served score. Throws as `items`.
+  // The event on one line, with the items in their order, each with its served score, or null for an item whose score
+  // or prediction is not finite. Throws as `items`.
   std::string served(const RankRules& rules, const RankOrder& order, int64_t version, bool explored) const;
 
  private:
