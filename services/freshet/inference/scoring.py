@@ -26,7 +26,7 @@ from freshet.errors import Overloaded, Unavailable
 from freshet.features import DecodedRequests
 from freshet.http.messages import ClientGoneError
 from freshet.inference import metrics
-from freshet.inference.pipeline import Encoded, Lookup, Pipeline, Scored, finite
+from freshet.inference.pipeline import Encoded, Lookup, Pipeline, Scored, count_not_finite
 from freshet.inference.row_reads import DEFAULTED_WHYS, RowReads, RowsOnDisk, RowsRead, Unread
 from freshet.inference.rows import RowFollower
 from freshet.inference.versions import ServingVersion, VersionFollower
@@ -386,7 +386,8 @@ class RequestCounts:
         self.totals.requests += 1
         self.totals.candidates += len(scored.scores)
         self._candidates.inc(len(scored.scores))
-        self._not_finite.inc(len(scored.scores) - int(finite(scored.scores, scored.predictions).sum()))
+        if wrong := count_not_finite(scored.scores, scored.predictions):
+            self._not_finite.inc(wrong)
         for feature, n in scored.unknown.items():
             counter = self._unknown_of.get(feature)
             if counter is None:
