@@ -179,6 +179,15 @@ TRAINER_METRICS = (
     Metric("freshet_trainer_steps", "gauge", "steps", "Dense steps since the model began."),
     Metric("freshet_trainer_lag_blocks", "gauge", "blocks", "Blocks of samples that no batch contains yet."),
     Metric(
+        "freshet_trainer_room_blocks",
+        "gauge",
+        "blocks",
+        "Blocks between the start of samples and the vector of the newest version that training can start "
+        "from, as the rank that writes versions knows it; below 0 is a loss.",
+        ("partition",),
+        at="room_blocks",
+    ),
+    Metric(
         "freshet_trainer_event_time_ms",
         "gauge",
         "milliseconds since 1970",

@@ -80,7 +80,7 @@ class TrainerProcess:
         Raises:
             ConfigError: the model cannot be computed on the device.
             Mismatch, DataLost, Corrupt: the stores do not match this spec, its transforms, or each other.
-            Unavailable: as `open_source` does.
+            Unavailable: as `open_source` does, or the log cannot be written.
         """
         self._context, spec, clock = context, context.spec, context.clock
         self._drain = None if options.drain_s is None else Drain(options.drain_s, clock)
@@ -136,7 +136,9 @@ class TrainerProcess:
                 writer,
             )
             self._stream: BatchStream | None = None  # of the current quorum
+            self.trainer.hold_retention()
             self._cached_lag = CachedGauge(self.lag, 0)
+            self._cached_margin = CachedGauge[Mapping[str, int]](self.retention_margin, {})
             self._alone = isinstance(membership, FixedMembership)
             if isinstance(membership, FixedMembership):
                 self._open_stream(membership.group, lanes)
@@ -174,6 +176,15 @@ class TrainerProcess:
         stream = self._stream
         return sum(stream.lag().values()) if stream is not None else 0
 
+    def retention_margin(self) -> Mapping[str, int]:
+        """Return {partition: blocks between the log's start and where the dense weights of a restart begin}.
+
+        Empty for a rank that writes no versions. Raises Unavailable if the log does not answer.
+        """
+        held, topic = self.trainer.restart or {}, self._context.topics.samples
+        found = self._context.log.all_bounds(TopicPartition(topic, p) for p in held)
+        return {str(at.partition): held[at.partition] - bounds.start for at, bounds in found.items()}
+
     def ready(self) -> str | None:
         """Return None, or the reason why this process does not train."""
         return self.training_loop.membership.missing() or self.source.missing()
@@ -200,6 +211,7 @@ class TrainerProcess:
             **source,
             "stage_seconds": {**source["stage_seconds"], **self.trainer.stage_seconds()},
             "lag_blocks": self._cached_lag(),
+            "room_blocks": self._cached_margin(),
             **({} if self._alone else {"ranks": self.training_loop.status()}),
             "wires": self._with_dense(source.get("wires", {})),
             "codecs": {**self._choice_of_ranks(), **source.get("codecs", {})},

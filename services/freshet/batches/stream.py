@@ -244,7 +244,9 @@ class RecentSamples:
             self.keep(inputs.copied())  # the next batch reuses the memory
 
     def keep(self, kept: ModelInputs) -> None:
-        """Keep a batch without copying it."""
+        """Keep a batch without copying it; one without samples is no part of the bound, and is not kept."""
+        if not kept.size:
+            return
         now = self._clock.monotonic()
         with self._lock:
             self._kept.append(kept)

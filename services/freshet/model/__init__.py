@@ -115,8 +115,9 @@ class Lane(Protocol):
     def forward_backward(self, inputs: ModelInputs, dense_weight: float = 1.0) -> StepResult:
         """Predict, compute the loss's gradients and add the dense ones to the lane's sums.
 
-        `dense_weight` 0 skips the sums but still returns row gradients (PROTOCOL 14). Raises ValueError if
-        the inputs do not fit the spec, RuntimeError if the model was built for serving.
+        `dense_weight` 0 skips the sums but still returns row gradients (PROTOCOL 14). A batch may have no
+        sample (PROTOCOL 3): its row gradients are zero. Raises ValueError if the inputs do not fit the spec,
+        RuntimeError if the model was built for serving.
         """
 
     def score(self, inputs: ModelInputs) -> F32:

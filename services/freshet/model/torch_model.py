@@ -361,6 +361,8 @@ class TorchLane:
 
     def score(self, inputs: ModelInputs) -> F32:
         """Return (B, L) predictions."""
+        if not inputs.size:  # a network need not compute on empty tensors
+            return np.empty((0, self.model.labels), np.float32)
         with torch.inference_mode(), self.placement.running():
             _, _, logits = self._forward(inputs, learning=False)
             return self.model.heads.predict(self.placement.fetch({"logits": logits.float()})["logits"])
@@ -377,7 +379,12 @@ class TorchLane:
             raise ValueError("forward_backward needs labels; to serve, use score")
         if not model.training:
             raise RuntimeError("this model was built for serving: build it with training=True to train")
-        if inputs.size and int(labels.index.max()) >= model.labels:
+        if not inputs.size:  # all samples of its blocks were refused (PROTOCOL 3): nothing to add to the sums
+            unchanged = [np.zeros_like(group.rows) for group in inputs.groups]
+            return StepResult(
+                self.score(inputs), unchanged, np.zeros(model.labels), np.zeros((model.labels, 1))
+            )
+        if int(labels.index.max()) >= model.labels:
             raise ValueError(f"label index {labels.index.max()} of a spec with {model.labels} labels")
         seen = model.heads.count(labels)
         with self.placement.running():

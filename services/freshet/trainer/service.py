@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, Protocol
 
@@ -25,7 +26,7 @@ from freshet.trainer.state_average import average
 from freshet.trainer.state_sync import DenseState
 from freshet.trainer.step_coordinator import EXCHANGE_S, RankHooks, StepCoordinator
 from freshet.trainer.version_writer import Snapshot, VersionWriter
-from freshet.types import F32, Append, BytesColumn, Fence
+from freshet.types import F32, Append, BytesColumn, Fence, TopicPartition
 from freshet.versions import Manifest
 
 log = structlog.get_logger("freshet.trainer")
@@ -260,6 +261,9 @@ class Trainer:
         self.progress = state.progress
         self._last_step = self.progress.steps
         self._failed: Exception | None = None
+        self.restart: Mapping[int, int] | None = dict(state.ledger.applied)
+        """Vector of the newest version that training may start from; None: another rank writes versions, or
+        this one has written none since it leads."""
         self.stop = threading.Event()
         self._over = threading.Event()
         self.pulse = Pulse()  # beats between two rounds
@@ -295,6 +299,17 @@ class Trainer:
         if not self.progress.begun:
             self._version_writer.begin(self.snapshot())
             self.progress.begun = True
+
+    def hold_retention(self) -> None:
+        """Hold retention of samples at the vector from which a restart trains (PROTOCOL 12).
+
+        Rows may be stored further than that, so the shard's pin does not keep all that dense weights lack.
+        All ranks share one pin. At a start call it before rows are flushed. Raises Unavailable.
+        """
+        topic = self._context.topics.samples
+        held = {TopicPartition(topic, p): offset for p, offset in (self.restart or {}).items()}
+        if held:
+            self._context.log.hold(f"trainer-{self._context.spec.name}", held)
 
     def snapshot(self) -> Snapshot:
         """Copy the dense state and the vector. Call it at flush points only (PROTOCOL 15)."""
@@ -350,7 +365,7 @@ class Trainer:
         """Adopt the quorum's fence; its rank 0 writes versions and measures from now on."""
         self._leads, self._fence = group.rank == 0, group.fence
         if not self._leads:
-            self.progress.version_error = ""  # the leader reports on versions
+            self.progress.version_error, self.restart = "", None  # the leader reports on versions
         elif not self.progress.begun and not self._snapshots.full():
             # For the writer's thread: the store may be unavailable, and the other ranks wait for this one.
             self._snapshots.put_nowait(replace(self.snapshot(), first=True))
@@ -392,6 +407,7 @@ class Trainer:
                 if not snapshot.first:
                     manifest: Manifest = self._version_writer.next(snapshot)
                     self.progress.version, self.progress.version_error = manifest.number, ""
+                    self._stored(snapshot)
             except Fenced as error:
                 log.warning("a version was dropped", step=snapshot.step, reason=str(error))
             except (Unavailable, Corrupt, KeyError, ValueError, OSError) as error:  # of the version store
@@ -401,6 +417,19 @@ class Trainer:
             except Exception as error:  # stops the lanes; `run` raises it
                 log.error("versions cannot be written", step=snapshot.step, reason=str(error))
                 self._failed = error
+
+    def _stored(self, snapshot: Snapshot) -> None:
+        """Move the retention pin to a stored version, if it is finite.
+
+        While the log is away the pin stays, and the next version moves it.
+        """
+        if not (snapshot.finite and self._leads):
+            return
+        self.restart = snapshot.applied
+        try:
+            self.hold_retention()
+        except Unavailable as error:
+            log.warning("retention is still held for an older version", reason=str(error))
 
     def _next_snapshot(self, first: Snapshot | None) -> Snapshot | None:
         """Wait for the next snapshot; return `first` if there is none for an interval of versions."""

@@ -76,11 +76,7 @@ def restart_point(store: VersionStore, spec_hash: str, log_id: str) -> Manifest 
     strays: list[tuple[int, Mismatch]] = []
     for number in reversed(numbers):
         try:
-            manifest = store.manifest(number)
-            _check_owner(manifest, spec_hash, log_id)
-            if manifest.verdict == "held" and manifest.reason.startswith("not finite"):
-                continue
-            store.get(number)
+            manifest = _restart_manifest(store, number, spec_hash, log_id)
         except Mismatch as error:
             foreign = foreign or error
             strays.append((number, error))
@@ -91,6 +87,8 @@ def restart_point(store: VersionStore, spec_hash: str, log_id: str) -> Manifest 
             continue
         except KeyError:  # deleted meanwhile
             continue
+        if manifest is None:
+            continue
         for stray, mismatch in strays:
             skip("version", f"version {stray}", str(mismatch))
         return manifest
@@ -99,6 +97,21 @@ def restart_point(store: VersionStore, spec_hash: str, log_id: str) -> Manifest 
     if numbers:
         raise Corrupt("no stored version can be read; restore the versions folder from a copy")
     return None
+
+
+def _restart_manifest(store: VersionStore, number: int, spec_hash: str, log_id: str) -> Manifest | None:
+    """Return the manifest of a version that training may start from; None if it is not finite.
+
+    Raises:
+        Mismatch: it is of another spec or log.
+        Corrupt, KeyError: it cannot be read, or there is none.
+    """
+    manifest = store.manifest(number)
+    _check_owner(manifest, spec_hash, log_id)
+    if manifest.verdict == "held" and manifest.reason.startswith("not finite"):
+        return None
+    store.get(number)
+    return manifest
 
 
 def _check_owner(manifest: Manifest, spec_hash: str, log_id: str) -> None:
@@ -141,6 +154,7 @@ class VersionWriter:
     _fence: Fence = field(default=Fence(-1), init=False)  # of the snapshot in work
     _carried_over: ModelInputs | None = field(default=None, init=False)  # samples that a version carried
     _resumed: bool = field(default=False, init=False)
+    _restarts: dict[int, bool] = field(default_factory=dict, init=False)  # see `_restart_number`
 
     def first(self, snapshot: Snapshot) -> Manifest:
         """Store the initial weights as version 0 and promote it."""
@@ -239,6 +253,7 @@ class VersionWriter:
             transforms=self._outcomes,
         )
         stored = self.store.put(manifest, {**snapshot.tensors, **self._carried(number)})
+        self._restarts[number] = snapshot.finite
         self._announce("version", number=number, step=snapshot.step, event_time_ms=snapshot.event_time_ms)
         return stored
 
@@ -381,11 +396,31 @@ class VersionWriter:
         self.writer.append([Append(self.context.topics.versions, 0, value)])
 
     def _forget_old(self) -> None:
-        keep = set(self.store.aliases().values())
         numbers = list(self.store.numbers())
+        keep = {*self.store.aliases().values(), self._restart_number(numbers)}
         for number in numbers[: -self.context.spec.train.keep_versions]:
             if number not in keep and number != 0:
                 try:
                     self.store.delete(number)
                 except ValueError as error:  # an alias points at it since
                     log.info("an old version is kept", version=number, reason=str(error))
+
+    def _restart_number(self, numbers: Sequence[int]) -> int | None:
+        """Return the newest of these versions that training may start from; None if there is none.
+
+        Versions that are not finite must not push it out. Each version is read once at most: `_restarts` has
+        whether it may be started from, for those from the newest to the one returned.
+        """
+        known, self._restarts = self._restarts, {}
+        for number in reversed(numbers):
+            good = known[number] if number in known else self._may_restart(number)
+            self._restarts[number] = good
+            if good:
+                return number
+        return None
+
+    def _may_restart(self, number: int) -> bool:
+        try:
+            return _restart_manifest(self.store, number, self.context.spec_hash, self.log_id) is not None
+        except (Corrupt, KeyError, Mismatch):
+            return False

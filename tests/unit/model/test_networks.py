@@ -11,7 +11,7 @@ import torch
 
 from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError, Mismatch
-from freshet.model import SERVING_PREFIXES, TRUST_RATIOS, build_model
+from freshet.model import NATIVE_KINDS, SERVING_PREFIXES, TRUST_RATIOS, build_model
 from freshet.model.custom import Inputs, Model, Shape
 from tests.fixtures.specs import make_batch, make_spec
 from tests.unit.model.networks import KINDS, same, spec_of
@@ -172,6 +172,26 @@ def test_dense_weight_zero_leaves_a_networks_state_alone() -> None:
     same(model.state(), before)
     for a, b in zip(kept, lane.forward_backward(batch).gradients, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", [*NATIVE_KINDS, *KINDS, "tests.unit.model.test_networks:WrongShape"])
+def test_batch_without_samples_changes_nothing(kind: str) -> None:
+    """As one of blocks that were all refused; a class of a user need not compute on empty tensors."""
+    model = build_model(spec_of(kind), training=True)
+    before, lane = model.state(), model.lane()
+    batch = make_batch(spec_of(kind), 0, np.random.default_rng(0))
+
+    result = lane.forward_backward(batch)
+
+    assert [g.shape for g in result.gradients] == [group.rows.shape for group in batch.groups]
+    assert not any(gradient.any() for gradient in result.gradients)
+    assert (result.predictions.shape, lane.score(batch).shape, model.score(batch).shape) == ((0, 2),) * 3
+    assert (len(result.rows), len(result.expert_losses)) == (2, 2)
+    assert not result.rows.any()
+    assert not result.expert_losses.any()
+    assert not any(sums.any() for sums in lane.reduce_buffers()), "ranks add zeros for such a batch"
+    model.step([lane])
+    same(model.state(), before)
 
 
 def test_ranks_that_add_up_a_networks_sums_take_the_same_step() -> None:

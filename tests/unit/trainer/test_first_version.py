@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -20,11 +21,11 @@ from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.log.topics import ModelContext
 from freshet.model import build_model
 from freshet.testing.conditions import wait_for
-from freshet.trainer.process_group import LocalProcessGroup
+from freshet.trainer.process_group import LocalProcessGroup, ProcessGroup
 from freshet.trainer.service import Trainer, TrainingCallback, TrainingLoop
 from freshet.trainer.state_sync import DenseState
 from freshet.trainer.version_writer import VersionWriter
-from freshet.types import Fence
+from freshet.types import Fence, TopicPartition
 from freshet.versions import Manifest
 from freshet.versions.folder import FolderVersionStore
 from freshet.versions.promotions import Pins
@@ -216,3 +217,51 @@ def test_dropped_version_ends_no_trainer(scene: Scene) -> None:
 
 def test_trainer_takes_its_terms_from_the_spec(scene: Scene) -> None:
     assert scene.state.terms["train.reduce"] == SPEC.train.reduce
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_only_a_finite_version_moves_the_retention_pin(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, finite: bool
+) -> None:
+    held: list[Mapping[TopicPartition, int]] = []
+    monkeypatch.setattr(scene.context.log, "hold", lambda name, offsets: held.append(offsets))
+    monkeypatch.setattr(scene.state.model, "finite", lambda: finite)
+    before = dict(scene.state.ledger.applied)
+    scene.state.progress.begun = True
+
+    def quorums(callback: TrainingCallback) -> None:
+        lead(callback, 1)
+        scene.state.ledger.applied[0] = 7
+        callback.on_stepped(1, 1)
+
+    scene.run(quorums)
+
+    after = {**before, 0: 7}
+    assert held == [{TopicPartition("toy.samples", p): at for p, at in after.items()}] * finite
+    assert scene.trainer.restart == (after if finite else before)
+
+
+def test_version_counts_as_written_if_its_pin_is_not_set(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hold(name: str, offsets: object) -> None:
+        raise Unavailable("the log is away")
+
+    monkeypatch.setattr(scene.context.log, "hold", hold)
+
+    def quorums(callback: TrainingCallback) -> None:
+        lead(callback, 1)
+        callback.on_stepped(1, 1)
+
+    scene.run(quorums)
+
+    progress = scene.state.progress
+    assert (progress.version, progress.versions_failed, progress.version_error) == (1, 0, "")
+
+
+def test_rank_that_writes_no_versions_knows_no_restart_point(scene: Scene) -> None:
+    other = cast(ProcessGroup, SimpleNamespace(rank=1, fence=Fence(1)))
+
+    scene.run(lambda callback: callback.on_state_synced(other))
+
+    assert scene.trainer.restart is None

@@ -23,7 +23,7 @@ from freshet.model import DenseModel, build_model
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs, inputs_of
 from freshet.trainer.version_writer import JUDGING, Snapshot, VersionWriter, restart_point
 from freshet.types import Fence, TopicPartition
-from freshet.versions import Manifest
+from freshet.versions import Manifest, Version
 from freshet.versions.folder import FolderVersionStore
 from freshet.versions.promotions import Pins, move
 
@@ -246,6 +246,83 @@ def test_interrupted_nan_version_is_no_restart_point(tmp_path: Path, bench: Benc
     assert bench.store.numbers() == [0, 1]
     assert start is not None
     assert start.number == 0
+
+
+class Counting(FolderVersionStore):
+    """Counts reads of manifests and of weights."""
+
+    manifests = weights = 0
+
+    def manifest(self, number: int) -> Manifest:
+        self.manifests += 1
+        return super().manifest(number)
+
+    def get(self, number: int, prefixes: Sequence[str] = ()) -> Version:
+        self.weights += 1
+        return super().get(number, prefixes)
+
+
+def write(bench: Bench, versions: int, *, finite: bool) -> None:
+    for _ in range(versions):
+        bench.version_writer.next(replace(bench.snapshot(), finite=finite))
+
+
+def start_of(bench: Bench) -> int | None:
+    found = restart_point(bench.store, "hash", "log")
+    return None if found is None else found.number
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_versions_not_finite_push_no_restart_point_out(bench: Bench, tmp_path: Path, restarts: bool) -> None:
+    write(bench, 1, finite=True)
+    bench.roll_back(1)
+    write(bench, 12, finite=True)
+    if restarts:
+        bench.version_writer = replace(bench.version_writer)
+    write(bench, 25, finite=False)
+
+    assert start_of(bench) == 13
+    assert bench.store.numbers() == [0, 1, 13, *range(29, 39)]
+    write(bench, 11, finite=True)
+    assert bench.store.numbers() == [0, 1, *range(40, 50)]
+
+
+def test_restart_point_of_another_leader_is_kept(bench: Bench) -> None:
+    write(bench, 1, finite=True)
+    bench.roll_back(0)
+    mine, bench.version_writer = bench.version_writer, replace(bench.version_writer)
+    write(bench, 12, finite=True)
+    bench.version_writer = mine
+    write(bench, 12, finite=False)
+
+    assert start_of(bench) == 13
+
+
+def test_damaged_version_is_not_kept_for_a_restart(bench: Bench, tmp_path: Path) -> None:
+    write(bench, 3, finite=True)
+    bench.roll_back(0)
+    (tmp_path / "versions" / "0000000003" / "weights.safetensors").write_bytes(b"x")
+    bench.version_writer = replace(bench.version_writer)
+    write(bench, 12, finite=False)
+
+    assert start_of(bench) == 2
+
+
+def test_each_version_is_read_once_to_keep_the_restart_point(bench: Bench, tmp_path: Path) -> None:
+    bench.roll_back(0)
+    write(bench, 10, finite=True)
+    bench.version_writer = replace(bench.version_writer, store=Counting(tmp_path / "versions"))
+    store = bench.version_writer.store
+    assert isinstance(store, Counting)
+    counts = []
+    for finite in (False, False, False, True, True):
+        before = (store.manifests, store.weights)
+        write(bench, 1, finite=finite)
+        counts.append((store.manifests - before[0], store.weights - before[1]))
+
+    assert counts[1] == counts[2], "nothing is read again"
+    assert counts[0] > counts[1], "the first search finds the last restart point"
+    assert counts[3] == counts[4]
 
 
 @pytest.mark.parametrize("content", [b"x", b"", b"92", b"999999999999999999"])

@@ -203,7 +203,9 @@ class Train:
         "interval of writes of dense versions", Duration(100, DAY), default=5 * SECOND
     )
     keep_versions: int = tunable(
-        "number of versions kept besides those with an alias", Integer(1, 100_000), default=10
+        "number of versions kept besides those with an alias and the newest from which training can start",
+        Integer(1, 100_000),
+        default=10,
     )
     flush_interval_ms: int = tunable(
         "interval of flushes of rows to the row store; longer if flushes take over a tenth of a core",
