@@ -291,13 +291,10 @@ class JoinerService:
             task, role = self.tasks.get(at.partition), self._roles[at.topic]
             if task is None:  # revoked since the poll
                 continue
-            try:
-                if at not in waiting:
-                    if self.watches_growth:
-                        self.inputs.sample(at, records.keys)
-                    disputed |= self._join_pieces(at, task, role, records)
-            except Unavailable as error:
-                waiting[at] = error
+            if at not in waiting:
+                if self.watches_growth:
+                    self.inputs.sample(at, records.keys)
+                disputed |= self._join_pieces(at, task, records, waiting)
             task.watermark.behind(role)
         if waiting:
             reason = str(next(iter(waiting.values())))
@@ -306,13 +303,22 @@ class JoinerService:
         if waiting or disputed:
             self._moved = True
 
-    def _join_pieces(self, at: TopicPartition, task: Task, role: str, records: Records) -> bool:
+    def _join_pieces(
+        self, at: TopicPartition, task: Task, records: Records, waiting: dict[TopicPartition, Unavailable]
+    ) -> bool:
         """Join records, and flush when the task is full; returns True at a record on which clocks disagree.
 
-        Raises Unavailable as `Task.join_records` does; the records before are joined.
+        Neither records with an unavailable schema nor later ones are joined; `waiting` then has the error.
+
+        Raises Unavailable if an append is not known to be written: the task is void.
         """
+        role = self._roles[at.topic]
         for piece in pieces(records):
-            refused = task.join_records(role, piece, self.clocks.now(at))
+            try:
+                refused = task.join_records(role, piece, self.clocks.now(at))
+            except Unavailable as error:
+                waiting[at] = error
+                return False
             self._refusals.count_batch(role, at.topic, len(piece), refused)
             if refused.first_bad_time and role not in self._bad_times:
                 self._bad_times[role] = f"{at}, offset {refused.first_bad_time}"
