@@ -96,7 +96,7 @@ class Task:
     events: int = 0  # read by this process
     refused: int = 0  # since the model began
     clock: ClockState | None = None  # of the process that wrote the last commit
-    commit: Commit | None = None  # the last one that this process has written
+    commit: Commit | None = None  # the last one in the log; None: there is none yet
     _samples_partition: int = field(init=False)
     _dead_letters: list[bytes] = field(default_factory=list)
     _refused: dict[str, Counter[str]] = field(default_factory=dict)  # role -> REFUSALS -> events
@@ -291,6 +291,7 @@ class Task:
         self.joiner.set_counters(last.ledger)
         self.refused = last.ledger.refused
         self.clock = last.clock
+        self.commit = last
         self.next = dict(last.next)
         self._committed_next = dict(last.next)
         self._committed_events = last.ledger.events

@@ -348,6 +348,7 @@ class JoinerService:
 
     def _on_partitions_changed(self) -> None:
         self._lag = {at: n for at, n in self._lag.items() if at.partition in self.tasks}
+        self._starts = {at: n for at, n in self._starts.items() if at.partition in self.tasks}
         self.clocks.keep(self.tasks)
         self._moved = True
 
@@ -419,7 +420,7 @@ class JoinerService:
             newest_ms=self._newest_ms,
             watermark_ms={t.partition: t.watermark.value for t in tasks},
             lag={p: sum(n for at, n in self._lag.items() if at.partition == p) for p in self.tasks},
-            room={t.partition: self._retention_slack(t) for t in tasks if t.commit is not None},
+            room={t.partition: slack for t in tasks if (slack := self._retention_slack(t)) is not None},
             payload_bytes=sum(t.joiner.payload_bytes for t in tasks),
             ids=sum(t.joiner.ids for t in tasks),
             ledger=ledger,
@@ -450,13 +451,12 @@ class JoinerService:
         ]
         return "\n".join(filter(None, reasons)) or None
 
-    def _retention_slack(self, task: Task) -> int:
-        assert task.commit is not None
-        low = task.commit.low
-        return min(
-            low[self._roles[at.topic]] - self._starts.get(at, 0)
-            for at in self.context.inputs_of([task.partition])
-        )
+    def _retention_slack(self, task: Task) -> int | None:
+        """Return the input records between the log's start and the start of a replay; None: not known yet."""
+        inputs = self.context.inputs_of([task.partition])
+        if task.commit is None or not self._starts.keys() >= set(inputs):
+            return None
+        return min(task.commit.low[self._roles[at.topic]] - self._starts[at] for at in inputs)
 
     def _wait_s(self) -> float:
         """Return how long a poll may wait: until the next flush if samples are ready."""
