@@ -104,6 +104,7 @@ class Task:
     _exclusions: ReplayExclusions = field(default_factory=ReplayExclusions)
     _steps: deque[_Step] = field(default_factory=deque)
     _committed_next: dict[str, int] = field(default_factory=dict)
+    _newest_ms: int = 0  # newest event time that was joined
     _advanced_ms: int | None = None  # the watermark that the join has advanced to; at most `watermark.value`
 
     def __post_init__(self) -> None:
@@ -157,8 +158,13 @@ class Task:
 
     @property
     def has_progress(self) -> bool:
-        """Whether records were read since the last commit."""
-        return self.next != self._committed_next
+        """Whether records were read since the last commit, or it needs events that the next one does not:
+        retention may remove them while no others come."""
+        if self.next != self._committed_next:
+            return True
+        w, last = self.watermark.value, self.commit
+        is_over = w is not None and w >= self._newest_ms + self.joiner.remembered_ms
+        return is_over and last is not None and last.low != last.next
 
     def flush(self, now_ms: int) -> Outputs:
         """Advance to the watermark; returns the samples and the commit."""
@@ -347,6 +353,7 @@ class Task:
         return self.decoder.actions(records)
 
     def _join(self, columns: JoinColumns) -> U8:
+        self._newest_ms = max(self._newest_ms, int(columns.times_ms.max()))
         if isinstance(columns, ImpressionColumns):
             return self.joiner.on_served(columns)
         if isinstance(columns, ShownColumns):
