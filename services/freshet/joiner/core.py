@@ -215,11 +215,6 @@ class Joiner:
         return self._state.horizon_ms
 
     @property
-    def remembered_ms(self) -> int:
-        """Event time for which a restart needs a served event; other events are needed for the horizon."""
-        return self.horizon_ms + max(label.window_ms for label in self.plan.labels)
-
-    @property
     def payload_bytes(self) -> int:
         """Bytes of memory held for the payloads of undecided impressions."""
         return self._state.payload_bytes

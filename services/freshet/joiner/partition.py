@@ -163,7 +163,7 @@ class Task:
         if self.next != self._committed_next:
             return True
         w, last = self.watermark.value, self.commit
-        is_over = w is not None and w >= self._newest_ms + self.joiner.remembered_ms
+        is_over = w is not None and w >= self._newest_ms + self.plan.remembered_ms
         return is_over and last is not None and last.low != last.next
 
     def flush(self, now_ms: int) -> Outputs:
