@@ -43,6 +43,10 @@ PIECE_BYTES = 256 << 10
 """Bytes of records joined between two checks of `Task.is_full`; one record at least. Bounds the elements of
 one piece, and so the size of a commit (`freshet.config.spec.topics.COMMIT_SKIPS`)."""
 
+STEPS = 200
+"""A replay may begin too early by one in STEPS of the commits in open windows. So a task notes about two
+thousand of the millions of commits in windows of days."""
+
 _STAGE_MS, _STAGES = 1000, 1000
 
 LONGEST_REASON = 2_000
@@ -217,7 +221,7 @@ class Task:
         self.commit = outputs.commit
         self._committed_next = dict(outputs.commit.next)
         self._committed_events = outputs.commit.ledger.events
-        self._steps.append(_Step(commit_offset, outputs.commit.next))
+        self._add_step(commit_offset, outputs.commit)
 
     def ledger(self) -> Ledger:
         """Return the counts since the model began."""
@@ -256,7 +260,7 @@ class Task:
             self.joiner.advance(commit.watermark_ms)
         self.joiner.discard()
         self.next = {role: max(self.next[role], stop) for role, stop in commit.next.items()}
-        self._steps.append(_Step(offset, commit.next))
+        self._add_step(offset, commit)
 
     def replay_set_back(self, offset: int, commit: Commit, read: Mapping[str, Iterable[Records]]) -> None:
         """Repeat a commit by which an operator set the watermark back. It follows the former commit without
@@ -279,7 +283,7 @@ class Task:
                 if len(columns):
                     self._join(columns)
         self.joiner.end_recall()
-        self._steps.append(_Step(offset, commit.next))
+        self._add_step(offset, commit)
 
     def end_replay(self, last: Commit, now_ms: int) -> None:
         """End a replay at commit `last`; joining continues from it.
@@ -387,6 +391,15 @@ class Task:
             }
             most = self.topics.limits.dead_letter_bytes
             self._dead_letters.append(letter(fields, records.values[row], max_bytes=most))
+
+    def _add_step(self, offset: int, commit: Commit) -> None:
+        """Note a commit from which a replay may begin, instead of the last one noted if that is near the one
+        before. A replay that begins earlier than it needs to finds the same state: it reads no event below
+        `low`."""
+        steps = self._steps
+        if len(steps) > 1 and offset - steps[-2].offset <= (offset - steps[0].offset) / STEPS:
+            steps.pop()
+        steps.append(_Step(offset, commit.next))
 
     def _commit(self, now_ms: int) -> Commit:
         low = {role: self.joiner.low(role, offset) for role, offset in self.next.items()}

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from freshet.joiner import partition as tasks
 from freshet.joiner.commit import Commit
+from freshet.joiner.partition import Task
 from freshet.joiner.service import Intervals
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.types import TopicPartition
@@ -130,4 +132,53 @@ def test_after_an_idle_spell_a_restart_needs_no_events(tmp_path: Path) -> None:
 
     assert len(world.samples()) == 3
     assert last_commit(world).ledger.events["impressions_late"] == 1
+    world.close()
+
+
+def test_places_where_a_replay_may_begin_stay_few(tmp_path: Path) -> None:
+    world = World(tmp_path, plan_of(label("click", 10**9)), 1)
+    context = world.context()
+    task = Task(0, world.plan, context.topics, context.decoder(), {"served": 0, "action": 0})
+    low = {"served": 0, "action": 0}
+    task.joiner.low = lambda role, next_offset: low[role]  # type: ignore[method-assign]
+    flushed = task.flush(0)
+    for n in range(100_000):
+        step = replace(flushed.commit, next={"served": n + 1, "action": 2 * n + 1})
+        task.on_appended(replace(flushed, commit=step), 2 * n)
+    assert task.flush(0).commit.since == -1
+    assert len(task._steps) < 10 * tasks.STEPS
+
+    for n in range(0, 100_000, 1_000):
+        low.update(served=n, action=2 * n)
+        since = task.flush(0).commit.since
+        assert 2 * n - 2 * 100_000 / tasks.STEPS <= since <= 2 * n
+    world.close()
+
+
+def test_replay_from_one_of_few_places_finds_the_same_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "STEPS", 4)
+    world = World(tmp_path, plan_of(label("click", 2_000), label("buy", 500), grace_ms=100), 1)
+    joiner = world.joiner(replace(CALM, end_check_interval_ms=10**9, pin_interval_ms=0))
+    joiner.open()
+    for n in range(300):
+        at_ms = 1_000 + 20 * n
+        world.send([Served(f"r{n}", ("a",), at_ms), Action(f"r{n // 2}/a", at_ms, id=f"{n}")])
+        joiner.step()
+    for _ in range(2):  # a replay keeps few places as well
+        task = joiner.tasks[0]
+        assert len(task._steps) < 30
+        assert 0 < last_commit(world).since < last_commit(world).next["served"] - 100
+        found = task.ledger(), task.joiner.ids, task.joiner.payload_bytes
+        joiner.close()
+        for role, topic in world.inputs.items():
+            world.log.trim(TopicPartition(topic, 0), last_commit(world).low[role])
+        joiner.open()
+        task = joiner.tasks[0]
+        assert (task.ledger(), task.joiner.ids, task.joiner.payload_bytes) == found
+    joiner.finish()
+    joiner.close()
+
+    assert len(world.samples()) == len({s.id for s in world.samples()}) == 600
     world.close()
