@@ -443,7 +443,7 @@ class JoinerService:
 
     def _trouble(self) -> str | None:
         """Return why events of a stream are refused, or a partition is not joined; None if all is well."""
-        failed = sorted(self.partitions.failed.items())
+        failed = [(p, one) for p, one in sorted(self.partitions.failed.items()) if p not in self.tasks]
         reasons = [
             self.inputs.growth.trouble,
             self._refusals.trouble(),

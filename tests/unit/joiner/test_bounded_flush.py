@@ -193,6 +193,9 @@ def test_unwritable_partition_does_not_affect_others(tmp_path: Path) -> None:
     assert joiner.status is not None
     assert "partition 2 is not joined: a record is too large" in str(joiner.status.trouble)
     Refusing.refuses = False
+    until(lambda: 2 in joiner.tasks)
+    joiner.report_status()
+    assert joiner.status.trouble is None
     until(lambda: {s.partition for s in world.samples()} == {0, 1, 2, 3})
     until(lambda: joiner.status is not None and joiner.status.trouble is None)
     joiner.finish()
