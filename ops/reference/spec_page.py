@@ -71,8 +71,8 @@ The table `crosses` is made for `model.crosses` and holds scalars only: of its k
     "[train]": "How it is learned.",
     "[serve]": "How it is served. `explore` and `gate` are tables of their own.",
     "[retention]": """\
-How long the log keeps what. Records that a restart of joiner, trainer or inference needs are kept however old
-they are; claims, schemas and the records of versions for ever.""",
+How long the log keeps what. On one machine, records that a restart of joiner, trainer or inference needs are
+kept however old they are; Kafka removes them. Claims, schemas and the records of versions stay for ever.""",
     "[files]": """\
 How csv files that `freshet backtest` and `freshet replay files` read are written. Parquet and Arrow files say
 that themselves. What each column is read as follows from the Avro schema, never from the file.""",

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import fastavro
 import numpy as np
 import orjson
+import pytest
+from structlog.testing import capture_logs
 
 from freshet.config.spec.parse import load_spec
 from freshet.features import read_blocks
 from freshet.joiner.start import make
-from freshet.log import EventLog
+from freshet.log import EventLog, LogTraits
 from freshet.log.schema_ids import SchemaRegistry, frame
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.log.topics import ensure_topics
@@ -39,6 +42,25 @@ def served(log: EventLog, request: int, ts: int, *items: int) -> bytes:
     }
     fastavro.schemaless_writer(out, fastavro.parse_schema(SCHEMA), event)
     return frame(SchemaRegistry(log).register(json.dumps(SCHEMA)), out.getvalue())
+
+
+@pytest.mark.parametrize(("events_ms", "warned"), [(48, True), (49, False), (None, False)])
+def test_retention_too_short_for_a_restart_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events_ms: int | None, warned: bool
+) -> None:
+    spec = load_spec(FEED / "freshet.toml")
+    kept_ms = None if events_ms is None else events_ms * 3_600_000
+    spec = replace(spec, retention=replace(spec.retention, events_ms=kept_ms))
+    log = SqliteEventLog(tmp_path)
+    short = "the log removes events that a restart of the joiner needs"
+    for many_hosts in (False, True):
+        monkeypatch.setattr(log, "traits", LogTraits(many_hosts, append_every_ms=20))
+        with capture_logs() as logs:
+            make(spec, log)
+        found = [entry for entry in logs if str(entry["event"]).startswith(short)]
+        assert len(found) == (3 if many_hosts and warned else 0)
+        assert {entry["expected_ms"] for entry in found} <= {2 * (86_400_000 + 30_000) + 600_000}
+    log.close()
 
 
 def test_a_spec_with_avro_and_json_streams_is_joined_to_its_end(tmp_path: Path) -> None:

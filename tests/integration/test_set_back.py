@@ -270,6 +270,27 @@ def test_events_not_read_yet_are_not_late_after_it(scene: Scene) -> None:
     assert {f"waiting{n}" for n in range(8)} <= scene.requests()
 
 
+def test_a_restart_needs_no_events_that_a_set_back_recalled(scene: Scene) -> None:
+    led_ahead(scene)
+    [done] = scene.set_back()
+    assert done.was_ms is not None
+    while scene.world.clock.wall_ms < done.was_ms + 8_000:
+        scene.pass_s(60 if scene.world.clock.wall_ms < done.was_ms - 60_000 else 1)
+        scene.world.send(scene.marks(f"after{scene.world.clock.wall_ms}"))
+        scene.step()
+    scene.kill()
+    _, last = scene.commits()[-1]
+    assert any(commit.set_back for _, commit in scene.commits()), "it is replayed"
+    for role, topic in scene.world.inputs.items():
+        scene.world.log.trim(TopicPartition(topic, 0), last.low[role])
+    samples = scene.once()
+    scene.world.send(scene.marks("end"))
+    scene.step()
+
+    assert {f"end{n}" for n in range(8)} <= scene.requests()
+    assert samples <= scene.once()
+
+
 def shifted(events: Sequence[Event], by_ms: int, prefix: str) -> list[Event]:
     """The same events at another time, of other requests."""
     moved: list[Event] = []

@@ -43,6 +43,10 @@ PIECE_BYTES = 256 << 10
 """Bytes of records joined between two checks of `Task.is_full`; one record at least. Bounds the elements of
 one piece, and so the size of a commit (`freshet.config.spec.topics.COMMIT_SKIPS`)."""
 
+STEPS = 200
+"""A replay may begin too early by one in STEPS of the commits in open windows. So a task notes about two
+thousand of the millions of commits in windows of days."""
+
 _STAGE_MS, _STAGES = 1000, 1000
 
 LONGEST_REASON = 2_000
@@ -96,7 +100,7 @@ class Task:
     events: int = 0  # read by this process
     refused: int = 0  # since the model began
     clock: ClockState | None = None  # of the process that wrote the last commit
-    commit: Commit | None = None  # the last one that this process has written
+    commit: Commit | None = None  # the last one in the log; None: there is none yet
     _samples_partition: int = field(init=False)
     _dead_letters: list[bytes] = field(default_factory=list)
     _refused: dict[str, Counter[str]] = field(default_factory=dict)  # role -> REFUSALS -> events
@@ -104,6 +108,7 @@ class Task:
     _exclusions: ReplayExclusions = field(default_factory=ReplayExclusions)
     _steps: deque[_Step] = field(default_factory=deque)
     _committed_next: dict[str, int] = field(default_factory=dict)
+    _newest_ms: int = 0  # newest event time that was joined
     _advanced_ms: int | None = None  # the watermark that the join has advanced to; at most `watermark.value`
 
     def __post_init__(self) -> None:
@@ -157,8 +162,13 @@ class Task:
 
     @property
     def has_progress(self) -> bool:
-        """Whether records were read since the last commit."""
-        return self.next != self._committed_next
+        """Whether records were read since the last commit, or it needs events that the next one does not:
+        retention may remove them while no others come."""
+        if self.next != self._committed_next:
+            return True
+        w, last = self.watermark.value, self.commit
+        is_over = w is not None and w >= self._newest_ms + self.plan.remembered_ms
+        return is_over and last is not None and last.low != last.next
 
     def flush(self, now_ms: int) -> Outputs:
         """Advance to the watermark; returns the samples and the commit."""
@@ -211,7 +221,7 @@ class Task:
         self.commit = outputs.commit
         self._committed_next = dict(outputs.commit.next)
         self._committed_events = outputs.commit.ledger.events
-        self._steps.append(_Step(commit_offset, outputs.commit.next))
+        self._add_step(commit_offset, outputs.commit)
 
     def ledger(self) -> Ledger:
         """Return the counts since the model began."""
@@ -250,7 +260,7 @@ class Task:
             self.joiner.advance(commit.watermark_ms)
         self.joiner.discard()
         self.next = {role: max(self.next[role], stop) for role, stop in commit.next.items()}
-        self._steps.append(_Step(offset, commit.next))
+        self._add_step(offset, commit)
 
     def replay_set_back(self, offset: int, commit: Commit, read: Mapping[str, Iterable[Records]]) -> None:
         """Repeat a commit by which an operator set the watermark back. It follows the former commit without
@@ -273,7 +283,7 @@ class Task:
                 if len(columns):
                     self._join(columns)
         self.joiner.end_recall()
-        self._steps.append(_Step(offset, commit.next))
+        self._add_step(offset, commit)
 
     def end_replay(self, last: Commit, now_ms: int) -> None:
         """End a replay at commit `last`; joining continues from it.
@@ -291,6 +301,7 @@ class Task:
         self.joiner.set_counters(last.ledger)
         self.refused = last.ledger.refused
         self.clock = last.clock
+        self.commit = last
         self.next = dict(last.next)
         self._committed_next = dict(last.next)
         self._committed_events = last.ledger.events
@@ -346,6 +357,7 @@ class Task:
         return self.decoder.actions(records)
 
     def _join(self, columns: JoinColumns) -> U8:
+        self._newest_ms = max(self._newest_ms, int(columns.times_ms.max()))
         if isinstance(columns, ImpressionColumns):
             return self.joiner.on_served(columns)
         if isinstance(columns, ShownColumns):
@@ -379,6 +391,15 @@ class Task:
             }
             most = self.topics.limits.dead_letter_bytes
             self._dead_letters.append(letter(fields, records.values[row], max_bytes=most))
+
+    def _add_step(self, offset: int, commit: Commit) -> None:
+        """Note a commit from which a replay may begin, instead of the last one noted if that is near the one
+        before. A replay that begins earlier than it needs to finds the same state: it reads no event below
+        `low`."""
+        steps = self._steps
+        if len(steps) > 1 and offset - steps[-2].offset <= (offset - steps[0].offset) / STEPS:
+            steps.pop()
+        steps.append(_Step(offset, commit.next))
 
     def _commit(self, now_ms: int) -> Commit:
         low = {role: self.joiner.low(role, offset) for role, offset in self.next.items()}

@@ -128,7 +128,7 @@ class Partitions:
         self._context, self._clocks, self._shared = context, clocks, shared
         self._stopping, self._on_change, self._on_flushed = stopping, on_change, on_flushed
         self.tasks: dict[int, Task] = {}  # running partitions
-        self.failed: dict[int, Failed] = {}  # with a lasting reason
+        self.failed: dict[int, Failed] = {}  # with a lasting reason; until an append, though it may run again
         self.ended_events = 0  # read here, of partitions that run here no more
         self._groups: list[Group] = []
         self._recoveries: ThreadPoolExecutor | None = None
@@ -218,6 +218,8 @@ class Partitions:
         self.begin_flushes(commit_all=True, only=here)
         self.complete_flushes(here)
         self._drop(here)
+        for partition in partitions:
+            self.failed.pop(partition, None)
 
     def on_partition_failed(self, errors: Mapping[int, FreshetError]) -> None:
         """Drop partitions with a failed recovery or append.

@@ -59,6 +59,11 @@ class JoinPlan:
     block_samples: int = MAX_SAMPLES  # samples of a block of `samples`; a replay does not depend on it
 
     @property
+    def remembered_ms(self) -> int:
+        """Event time for which a restart needs an event (PROTOCOL 20)."""
+        return 2 * (max(label.window_ms for label in self.labels) + self.grace_ms)
+
+    @property
     def aggregates(self) -> tuple[tuple[int, str], ...]:
         """(label index, kind) of each aggregate: the columns of `ActionColumns.values`."""
         return tuple(

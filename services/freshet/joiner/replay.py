@@ -76,8 +76,9 @@ def _recall(context: JoinContext, task: Task, where: int, commit: Commit, last: 
         for role, topic in context.topics.inputs.items():
             at = TopicPartition(topic, task.partition)
             start = max(commit.set_back.recall.get(role, 0), last.low[role], context.log.bounds(at).start)
-            found = _Stream(context.log, at, min(start, commit.next[role]), context.clock)
-            read[role] = readers.enter_context(found).until(commit.next[role])
+            if start < commit.next[role]:
+                found = _Stream(context.log, at, start, context.clock)
+                read[role] = readers.enter_context(found).until(commit.next[role])
         task.replay_set_back(where, commit, read)
 
 

@@ -291,13 +291,10 @@ class JoinerService:
             task, role = self.tasks.get(at.partition), self._roles[at.topic]
             if task is None:  # revoked since the poll
                 continue
-            try:
-                if at not in waiting:
-                    if self.watches_growth:
-                        self.inputs.sample(at, records.keys)
-                    disputed |= self._join_pieces(at, task, role, records)
-            except Unavailable as error:
-                waiting[at] = error
+            if at not in waiting:
+                if self.watches_growth:
+                    self.inputs.sample(at, records.keys)
+                disputed |= self._join_pieces(at, task, records, waiting)
             task.watermark.behind(role)
         if waiting:
             reason = str(next(iter(waiting.values())))
@@ -306,13 +303,22 @@ class JoinerService:
         if waiting or disputed:
             self._moved = True
 
-    def _join_pieces(self, at: TopicPartition, task: Task, role: str, records: Records) -> bool:
+    def _join_pieces(
+        self, at: TopicPartition, task: Task, records: Records, waiting: dict[TopicPartition, Unavailable]
+    ) -> bool:
         """Join records, and flush when the task is full; returns True at a record on which clocks disagree.
 
-        Raises Unavailable as `Task.join_records` does; the records before are joined.
+        Neither records with an unavailable schema nor later ones are joined; `waiting` then has the error.
+
+        Raises Unavailable if an append is not known to be written: the task is void.
         """
+        role = self._roles[at.topic]
         for piece in pieces(records):
-            refused = task.join_records(role, piece, self.clocks.now(at))
+            try:
+                refused = task.join_records(role, piece, self.clocks.now(at))
+            except Unavailable as error:
+                waiting[at] = error
+                return False
             self._refusals.count_batch(role, at.topic, len(piece), refused)
             if refused.first_bad_time and role not in self._bad_times:
                 self._bad_times[role] = f"{at}, offset {refused.first_bad_time}"
@@ -342,6 +348,7 @@ class JoinerService:
 
     def _on_partitions_changed(self) -> None:
         self._lag = {at: n for at, n in self._lag.items() if at.partition in self.tasks}
+        self._starts = {at: n for at, n in self._starts.items() if at.partition in self.tasks}
         self.clocks.keep(self.tasks)
         self._moved = True
 
@@ -413,7 +420,7 @@ class JoinerService:
             newest_ms=self._newest_ms,
             watermark_ms={t.partition: t.watermark.value for t in tasks},
             lag={p: sum(n for at, n in self._lag.items() if at.partition == p) for p in self.tasks},
-            room={t.partition: self._retention_slack(t) for t in tasks if t.commit is not None},
+            room={t.partition: slack for t in tasks if (slack := self._retention_slack(t)) is not None},
             payload_bytes=sum(t.joiner.payload_bytes for t in tasks),
             ids=sum(t.joiner.ids for t in tasks),
             ledger=ledger,
@@ -436,7 +443,7 @@ class JoinerService:
 
     def _trouble(self) -> str | None:
         """Return why events of a stream are refused, or a partition is not joined; None if all is well."""
-        failed = sorted(self.partitions.failed.items())
+        failed = [(p, one) for p, one in sorted(self.partitions.failed.items()) if p not in self.tasks]
         reasons = [
             self.inputs.growth.trouble,
             self._refusals.trouble(),
@@ -444,13 +451,12 @@ class JoinerService:
         ]
         return "\n".join(filter(None, reasons)) or None
 
-    def _retention_slack(self, task: Task) -> int:
-        assert task.commit is not None
-        low = task.commit.low
-        return min(
-            low[self._roles[at.topic]] - self._starts.get(at, 0)
-            for at in self.context.inputs_of([task.partition])
-        )
+    def _retention_slack(self, task: Task) -> int | None:
+        """Return the input records between the log's start and the start of a replay; None: not known yet."""
+        inputs = self.context.inputs_of([task.partition])
+        if task.commit is None or not self._starts.keys() >= set(inputs):
+            return None
+        return min(task.commit.low[self._roles[at.topic]] - self._starts[at] for at in inputs)
 
     def _wait_s(self) -> float:
         """Return how long a poll may wait: until the next flush if samples are ready."""

@@ -28,6 +28,10 @@ from freshet.log.topics import ensure_topics, limits_of
 _log = structlog.get_logger("freshet.joiner")
 
 
+OUTAGE_MS = 600_000
+"""Shortest outage of a joiner after which the log is to hold the events that its restart needs."""
+
+
 def intervals_of(log: EventLog, *, commit_interval_ms: int, poll_records: int) -> Intervals:
     """Return the intervals for a log; a `commit_interval_ms` of 0 takes the interval that suits the log."""
     every_ms = commit_interval_ms or log.traits.append_every_ms
@@ -126,6 +130,18 @@ def make(
             "message.timestamp.type=LogAppendTime",
             topics=by_writers,
         )
+    needed_ms = plan.remembered_ms + OUTAGE_MS
+    for topic in inputs.values() if log.traits.many_hosts else ():  # an embedded log has retention pins
+        kept_ms = known[topic].retention_ms
+        if kept_ms is not None and kept_ms < needed_ms:
+            _log.warning(
+                "the log removes events that a restart of the joiner needs, and then the joiner ends with "
+                "DataLost: set the topic's retention (`retention.events`, or its owner's) above "
+                "2 * (longest window + grace) and the longest outage besides",
+                topic=topic,
+                retention_ms=kept_ms,
+                expected_ms=needed_ms,
+            )
     schemas = load_schemas(spec)
     frameless: dict[str, Record] = {
         s.role: schemas.of(s.role) for s in streams_of(spec) if s.format in ("json", "bare")

@@ -11,13 +11,13 @@ from typing import ClassVar, cast
 import pytest
 
 from freshet.coordination.assignment import PartitionAssignment
-from freshet.errors import Mismatch, TooLarge
+from freshet.errors import Mismatch, TooLarge, Unavailable
 from freshet.joiner import partition as tasks
 from freshet.joiner.commit import Commit
 from freshet.joiner.service import Intervals, JoinerService
 from freshet.log import Writer
 from freshet.types import Append, Fence
-from tests.fixtures.join_events import Served, label, plan_of
+from tests.fixtures.join_events import Action, Served, label, plan_of
 from tests.fixtures.joiner import World
 
 PLAN = plan_of(label("click", 300), grace_ms=100, early=False)
@@ -66,6 +66,49 @@ def test_a_joiner_killed_between_the_parts_goes_on(tmp_path: Path, monkeypatch: 
     world.joiner().run(until_end=True)
 
     assert len(world.samples()) == len({sample.id for sample in world.samples()}) == 240
+    world.close()
+
+
+class FailingOnce:
+    """A writer of which the next append writes nothing once `fails` is set."""
+
+    fails = False
+
+    def __init__(self, inner: Writer) -> None:
+        self._inner = inner
+
+    def append(self, appends: Sequence[Append]) -> Sequence[int]:
+        if FailingOnce.fails:
+            FailingOnce.fails = False
+            raise Unavailable("cannot append; nothing was written")
+        return self._inner.append(appends)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@pytest.mark.parametrize("all_partitions", [True, False])
+def test_failed_flush_of_a_full_task_loses_no_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_partitions: bool
+) -> None:
+    monkeypatch.setattr(tasks, "READY_BYTES", 40)
+    world = World(tmp_path, plan_of(label("click", 1_000)), 1)
+    context = replace(
+        world.context(lambda name: FailingOnce(world.log.writer(name))), all_partitions=all_partitions
+    )
+    joiner = world.joiner(context=context)
+    joiner.open()
+    world.send([Served(f"r{n}", ("a", "b", "c"), 1_000) for n in range(20)])
+    joiner.step()
+    joiner.flush()
+    world.send([Action(f"r{n}/{item}", 1_100) for n in range(20) for item in "abc"])
+    FailingOnce.fails = True
+    with pytest.raises(Unavailable, match="nothing was written"):
+        joiner.step()
+    joiner.run(until_end=True)
+
+    assert len(world.samples()) == len({sample.id for sample in world.samples()}) == 60
+    assert commits(world)[-1].ledger.labels["click"]["trained_positive"] == 60
     world.close()
 
 
@@ -150,6 +193,9 @@ def test_unwritable_partition_does_not_affect_others(tmp_path: Path) -> None:
     assert joiner.status is not None
     assert "partition 2 is not joined: a record is too large" in str(joiner.status.trouble)
     Refusing.refuses = False
+    until(lambda: 2 in joiner.tasks)
+    joiner.report_status()
+    assert joiner.status.trouble is None
     until(lambda: {s.partition for s in world.samples()} == {0, 1, 2, 3})
     until(lambda: joiner.status is not None and joiner.status.trouble is None)
     joiner.finish()

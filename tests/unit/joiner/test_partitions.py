@@ -150,6 +150,13 @@ def test_lasting_error_of_recovery_is_retried_at_growing_delays(scene: Scene) ->
         assert scene.partitions.missing_of([1]) == [1]
 
 
+def test_revoked_partition_is_failed_no_more(scene: Scene) -> None:
+    scene.error_of_decoder = TooLarge("a record is too large")
+    scene.run(0, 1)
+    scene.partitions.revoke([1])
+    assert set(scene.partitions.failed) == {0}
+
+
 def test_bug_in_a_recovery_is_raised(scene: Scene) -> None:
     scene.error_of_decoder = KeyError("a bug")
     with pytest.raises(KeyError):

@@ -262,14 +262,7 @@ def _warnings(spec: Spec, schemas: Schemas) -> Iterator[str]:
                 f"labels.{label.name}: the gradient of mse grows with the value, so one wrong value, such as "
                 "1e18, outweighs all others in its rows; bounds = [least, greatest] excludes such values"
             )
-    early = [label.window_ms for label in spec.labels if spec.join.is_early(label)]
-    if early:
-        wait = min(early) + spec.join.grace_ms
-        yield (
-            f'join.emit: with "early" a new model learns nothing in its first {_span(wait)}, while no '
-            f"negatives are known, and learns positives at once after {_span(2 * wait)}; use "
-            '"window" for a replay that measures quality'
-        )
+    yield from _times(spec)
     if not has_ids(spec.features):
         yield (
             "features: none has ids, so there are no rows, which would be served at once; predictions "
@@ -285,6 +278,23 @@ def _warnings(spec: Spec, schemas: Schemas) -> Iterator[str]:
             )
         if feature.dense == ("raw",):
             yield f"features.{feature.name}: a raw number of unknown size is hard to learn from; use standard"
+
+
+def _times(spec: Spec) -> Iterator[str]:
+    early = [label.window_ms for label in spec.labels if spec.join.is_early(label)]
+    if early:
+        wait = min(early) + spec.join.grace_ms
+        yield (
+            f'join.emit: with "early" a new model learns nothing in its first {_span(wait)}, while no '
+            f"negatives are known, and learns positives at once after {_span(2 * wait)}; use "
+            '"window" for a replay that measures quality'
+        )
+    needed_ms = 2 * (max(label.window_ms for label in spec.labels) + spec.join.grace_ms)
+    if spec.retention.events_ms is not None and spec.retention.events_ms < needed_ms:
+        yield (
+            "retention.events: on Kafka a restart of the joiner needs events of the last "
+            f"{_span(needed_ms)}, 2 * (longest window + grace); an embedded log keeps them"
+        )
 
 
 def _text(report: Report) -> Iterator[str]:

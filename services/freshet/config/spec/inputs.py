@@ -334,7 +334,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Retention of records in the log. Records that a restart needs are kept regardless of age."""
+    """Retention of records in the log. An embedded log keeps those that a restart needs regardless of age."""
 
     events_ms: int | None = deployment(
         "age of events and samples; a new model can learn from retained events",

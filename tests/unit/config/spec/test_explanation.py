@@ -198,6 +198,20 @@ def test_probable_mistakes_are_noted() -> None:
     )
 
 
+@pytest.mark.parametrize(("events", "noted"), [('"48h"', True), ('"49h"', False), ("false", False)])
+def test_retention_too_short_for_a_restart_is_noted(events: str, noted: bool) -> None:
+    notes = explain(feed("[features]", f"[retention]\nevents = {events}\n[features]"), schemas()).warnings
+
+    assert [note for note in notes if note.startswith("retention")] == (
+        [
+            "retention.events: on Kafka a restart of the joiner needs events of the last 48h 1m, "
+            "2 * (longest window + grace); an embedded log keeps them"
+        ]
+        if noted
+        else []
+    )
+
+
 @pytest.mark.parametrize(
     ("keys", "noted"),
     [('loss = "mse"', True), ('loss = "mse", bounds = [0, 3600]', False), ('loss = "huber"', False)],
