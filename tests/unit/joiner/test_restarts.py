@@ -82,7 +82,7 @@ def test_restart_keeps_the_pins_of_partitions_without_events(
     joiner.close()
 
 
-def test_room_is_reported_once_the_start_of_the_log_is_known(tmp_path: Path) -> None:
+def test_slack_is_reported_once_the_start_of_the_log_is_known(tmp_path: Path) -> None:
     world = World(tmp_path, plan_of(label("click", 300)), 1)
     events = [
         (Served(f"r{n}", ("a",), 1_000 + 100 * n), Action(f"r{n}/a", 1_010 + 100 * n)) for n in range(50)
