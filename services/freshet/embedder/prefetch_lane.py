@@ -21,7 +21,7 @@ from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.core import BatchPlan
 from freshet.embedder.lane import Lane, LaneContext, LanePartitions
 from freshet.embedder.push_queue import Backoff, PushQueue
-from freshet.errors import Unavailable
+from freshet.errors import Refused, Unavailable
 from freshet.observability.spans import start_rows_call
 from freshet.observability.tracing import context_of, end_span
 from freshet.rows.service import LookupsAfter
@@ -95,7 +95,7 @@ class PrefetchLane(Lane):
             acknowledged=self._acknowledged,
             dropped=self._drop,
             moved=self._notify,
-            refused=lambda refused: self.void(f"a push was refused: {refused}"),
+            refused=self._refused,
             failed=self._fail,
         )
         self._thread = threading.Thread(target=self._run, name=f"ahead-{index}", daemon=True)
@@ -214,10 +214,10 @@ class PrefetchLane(Lane):
             self._backoff.interrupt()
             self._changed.notify_all()
         self._context.limiter.wake()
-        if self._thread.ident is not None:
-            self._thread.join()
         if not self._push_queue.close(wait_s):
             log.warning("gradients were not acknowledged; their samples are issued again", lane=self._index)
+        if self._thread.ident is not None:
+            self._thread.join()
         self._reader.close()
 
     # --- the lane's thread
@@ -458,6 +458,15 @@ class PrefetchLane(Lane):
             self._context.own.acknowledge(flight.write)  # frees the slot, after its last reader
         else:
             self._free(flight.slot)
+
+    def _refused(self, refused: Refused) -> None:
+        if self._closed:
+            reason = str(refused)
+            log.warning(
+                "gradients were refused; their samples are issued again", lane=self._index, reason=reason
+            )
+        self.void(f"a push was refused: {refused}")
+        self._push_queue.drop()  # a closed lane is not made void
 
     def _drop(self, flight: _Flight) -> None:
         self._context.limiter.hold(flight.permit)

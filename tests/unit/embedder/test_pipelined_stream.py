@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from freshet.errors import DataLost, Fenced, Unavailable
+from freshet.errors import DataLost, Fenced, Refused, Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.testing.conditions import wait_for as condition
 from freshet.testing.contracts.batches import await_batch, gradients_of
 from freshet.testing.contracts.rowservice import WIDTH
 from freshet.testing.faults import Faulty
@@ -300,6 +301,51 @@ def test_closing_leaves_no_thread(scene):
     stream = scene.stream(lanes=2)
     stream.close()
     assert set(threading.enumerate()) <= before
+
+
+def closing(stream, lanes, threads):
+    """Close a stream in a thread; returns its end once all lanes are closed."""
+    closed = threads.submit(stream.close)
+    condition(lambda: all(stream._prefetching[lane]._closed for lane in range(lanes)))
+    return closed
+
+
+def test_closing_lanes_push_side_by_side(scene, monkeypatch):
+    """Each lane has as long for its pushes as all together: their waits do not add up."""
+    monkeypatch.setattr("freshet.embedder.pipeline.CLOSE_WAIT_S", DEADLINE_S)
+    scene.rows = rows = HeldRows()
+    rows.lookups.release(2)
+    for partition in range(2):
+        scene.append(partition, [partition])
+    stream = scene.stream(batch_rows=1, lanes=2)
+    for lane in range(2):
+        batch = await_batch(stream, lane)
+        stream.push_gradients(lane, batch, gradients_of(batch))
+    wait_for(lambda: rows.pushes_asked == 2, rows)
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            closed = closing(stream, 2, threads)
+        finally:
+            rows.pushes.release(2)
+        closed.result(DEADLINE_S)
+    assert scene.rows.applied() == {0: [1], 1: [1]}
+
+
+def test_refused_push_ends_the_wait_of_a_closing_lane(scene, monkeypatch):
+    monkeypatch.setattr("freshet.embedder.pipeline.CLOSE_WAIT_S", DEADLINE_S)
+    gate, refused = threading.Event(), Refused("an earlier push is lost", {0: 0})
+    scene.rows = Faulty(scene.rows)
+    scene.rows.script("push", nth=1, error=refused, before=lambda: gate.wait(DEADLINE_S))
+    scene.append(0, [1])
+    stream = scene.stream(batch_rows=1)
+    batch = await_batch(stream)
+    stream.push_gradients(0, batch, gradients_of(batch))
+    with ThreadPoolExecutor(1) as threads:
+        closed = closing(stream, 1, threads)
+        gate.set()
+        closed.result(DEADLINE_S / 4)
+    assert stream.limiter.batches() == 0
+    assert scene.rows.applied()[0] == [0]
 
 
 @pytest.mark.slow
