@@ -114,7 +114,8 @@ class BatchStream(Protocol):
     def next_batch(self, lane: int, wait_s: float) -> TrainBatch | None:
         """Return the lane's next batch; None if no batch or no permit is available within `wait_s`.
 
-        A stream may prefetch, or read and look up on the caller's thread.
+        A stream may prefetch, or read and look up on the caller's thread. For the rows of a batch it may wait
+        up to a quarter of a second longer, once: not in each call while shards are unreachable.
 
         Raises:
             DataLost, Unavailable: as the log and the row service do.

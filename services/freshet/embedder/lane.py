@@ -71,7 +71,8 @@ class LaneContext:
     recent: RecentSamples
     builder: BatchBuilder
     sizes: BatchSizes
-    lookups: Executor | None  # of lookups ahead; None: `next_batch` looks up
+    lookups: Executor  # of a prefetching lane
+    ahead: bool  # lookups do not wait for `next_batch`
     failed: Callable[[BaseException], None]
     arrived: Callable[[], None]  # a batch is ready
     own: ReadMyWrites | None = None  # None: the pipeline applies no pending gradients

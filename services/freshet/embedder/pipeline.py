@@ -24,7 +24,8 @@ from freshet.rows.service import LookupsAfter, OwnersChange, RowService
 from freshet.types import F32, U32
 
 CLOSE_WAIT_S = 5.0
-"""Seconds for which `close` pushes queued gradients; the samples of others are trained on again."""
+"""Seconds for which `close` pushes queued gradients, of all lanes side by side; the samples of others are
+trained on again."""
 
 PAUSE_S = 0.005
 """Seconds between two polls of several lanes, unless rows arrive before."""
@@ -32,6 +33,9 @@ PAUSE_S = 0.005
 MOST_LOOKUPS = 32
 """The most concurrent lookups, each with a waiting thread: enough for 5 ms each way at 3,000 batches a
 second."""
+
+SYNC_SLOTS = 2
+"""Batches of a lane in memory in mode `sync`: one is decoded while the other is in flight."""
 
 
 ReadMyWritesBy = Literal["stream", "trainer"]
@@ -65,8 +69,8 @@ class BatchPipeline(RunStream):
             rows: the row service.
             decoder: creates the decoder of a lane.
             lanes: the partitions of each lane.
-            prefetch: lanes read, look up and push on threads of their own; in mode `sync` they look up on
-                the caller's, or beside the push before. False: for rows in the same process.
+            prefetch: lanes read, look up and push on threads of their own; in mode `sync` they look up once
+                `next_batch` is called, or beside the push before. False: for rows in the same process.
             recent: stores samples for the gate beyond the life of this stream; None: a store of its own.
             read_my_writes: applies pending gradients to prefetched rows: this stream in `next_batch`, or the
                 trainer from `TrainBatch.looked`; None: neither does.
@@ -81,7 +85,8 @@ class BatchPipeline(RunStream):
         self._rows_per_s = 0.0
         ahead, native = prefetch and train.mode != "sync", spec.model.kind in NATIVE_KINDS
         in_flight = 1 + train.staleness_rows // train.batch_rows
-        self._lookups = ThreadPoolExecutor(min(MOST_LOOKUPS, in_flight), "look-up") if ahead else None
+        lookups = in_flight if ahead else max(1, SYNC_SLOTS * len(lanes))
+        self._lookups = ThreadPoolExecutor(min(MOST_LOOKUPS, lookups), "look-up")
         self._own = own = ReadMyWrites(context.layout) if read_my_writes == "stream" and ahead else None
         states, in_steps = read_my_writes is not None and ahead, native and prefetch and train.batch_steps
         common = LaneContext(
@@ -104,6 +109,7 @@ class BatchPipeline(RunStream):
                 warms_up=native,
             ),
             self._lookups,
+            ahead,
             self._fail,
             self._notify,
             own,
@@ -114,7 +120,7 @@ class BatchPipeline(RunStream):
         if prefetch:
             # One batch is decoded while the others are in flight. Read-my-writes keeps a write until the
             # batches looked up before it are taken, which needs as many slots again.
-            slots = 1 + (in_flight if ahead else 1) * (1 if own is None else 2)
+            slots = 1 + in_flight * (1 if own is None else 2) if ahead else SYNC_SLOTS
             self._prefetching += [
                 PrefetchLane(i, mine, decoder(), common, slots=slots) for i, mine in enumerate(lanes)
             ]
@@ -238,10 +244,9 @@ class BatchPipeline(RunStream):
     def close(self) -> None:
         """Push queued gradients, then release all resources. Idempotent."""
         self._closed = True
-        for lane in self._lanes:
-            lane.close(CLOSE_WAIT_S)
-        if self._lookups is not None:
-            self._lookups.shutdown()
+        with ThreadPoolExecutor(max(1, len(self._lanes)), "close") as threads:  # the waits of all at once
+            list(threads.map(lambda lane: lane.close(CLOSE_WAIT_S), self._lanes))
+        self._lookups.shutdown()
 
     def _notify(self) -> None:
         with self._arrived:

@@ -21,7 +21,7 @@ from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.core import BatchPlan
 from freshet.embedder.lane import Lane, LaneContext, LanePartitions
 from freshet.embedder.push_queue import Backoff, PushQueue
-from freshet.errors import Unavailable
+from freshet.errors import Refused, Unavailable
 from freshet.observability.spans import start_rows_call
 from freshet.observability.tracing import context_of, end_span
 from freshet.rows.service import LookupsAfter
@@ -34,6 +34,10 @@ log = structlog.get_logger("freshet.embedder")
 
 POLL_S = 0.05
 """Seconds of one wait: an idle lane checks for a change of owners after each."""
+
+ROWS_WAIT_S = 0.25
+"""Seconds for which `next_batch` waits for a batch's first lookup in mode `sync`, even beyond `wait_s`: a
+lane with a batch must not miss the step for a few milliseconds, but a rank counts as lost after seconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +53,8 @@ class _Flight:
     early: bool = False  # the lane's thread looks it up beside the push before (mode `sync`)
     ready: bool = False
     dropped: bool = False
+    step: int = 0  # `StalenessLimiter.steps` before its lookup (mode `sync`)
+    rows_by: float = 0.0  # until then `next_batch` waits for its rows (mode `sync`); 0: no lookup yet
     since: float = 0.0  # begin of the present lookup or push
     begun: LookupStart | None = None  # its lookup, until pending gradients are applied
     write: Write | None = None  # its gradients, once returned
@@ -75,7 +81,7 @@ class PrefetchLane(Lane):
         """Start no thread yet; `slots` bounds the batches in memory, of any size."""
         super().__init__(index, mine, decoder, context)
         self._slots_left = slots
-        self._ahead = context.lookups is not None
+        self._ahead = context.ahead
         self._changed = threading.Condition()  # guards all below
         self._ready: deque[_Flight] = deque()
         self._out: dict[int, _Flight] = {}  # id() of the batch, which the flight keeps alive -> flight
@@ -95,7 +101,7 @@ class PrefetchLane(Lane):
             acknowledged=self._acknowledged,
             dropped=self._drop,
             moved=self._notify,
-            refused=lambda refused: self.void(f"a push was refused: {refused}"),
+            refused=self._refused,
             failed=self._fail,
         )
         self._thread = threading.Thread(target=self._run, name=f"ahead-{index}", daemon=True)
@@ -114,7 +120,6 @@ class PrefetchLane(Lane):
                 return None
             flight = self._ready.popleft()
             self._out[id(flight.batch)] = flight
-            flight.in_lookup = not self._ahead
         if not self._ahead and not self._look_up_now(flight, deadline):
             return None
         with self._changed:
@@ -214,10 +219,10 @@ class PrefetchLane(Lane):
             self._backoff.interrupt()
             self._changed.notify_all()
         self._context.limiter.wake()
-        if self._thread.ident is not None:
-            self._thread.join()
         if not self._push_queue.close(wait_s):
             log.warning("gradients were not acknowledged; their samples are issued again", lane=self._index)
+        if self._thread.ident is not None:
+            self._thread.join()
         self._reader.close()
 
     # --- the lane's thread
@@ -276,7 +281,7 @@ class PrefetchLane(Lane):
                 self._changed.notify_all()
         if void:
             self._drop(flight)
-        elif self._context.lookups is not None:
+        elif self._ahead:
             self._context.lookups.submit(self._look_up, flight)
         elif self._context.after is not None:
             self._look_up_after(flight, self._context.after)
@@ -338,10 +343,10 @@ class PrefetchLane(Lane):
     # --- lookups
 
     def _look_up(self, flight: _Flight) -> None:
-        """Look up the rows of a batch; retry until it succeeds or the batch is void."""
+        """Look up the rows of a batch; retry until it succeeds, or the batch is void or loses its permit."""
         backoff = Backoff()
         try:
-            while flight.epoch == self._epoch and not self._closed:
+            while flight.permit and not self._is_over(flight):
                 self._begin_lookup(flight)
                 try:
                     flight.built.look_up(self._context.rows)
@@ -393,6 +398,7 @@ class PrefetchLane(Lane):
                 with self._changed:
                     is_next = self._changed.wait_for(lambda: self._is_next(flight), POLL_S)
                     pushed, flight.since = self._pushed, self._clock.monotonic()
+                    flight.step = self._context.limiter.steps
                 if is_next:
                     flight.built.look_up_after(rows, pushed)
                     flight.ready = True
@@ -417,32 +423,57 @@ class PrefetchLane(Lane):
         )
 
     def _look_up_now(self, flight: _Flight, deadline: float) -> bool:
-        """Acquire a permit and have the rows looked up (mode `sync`); False if there is no batch."""
-        wait_s = max(0.0, deadline - self._clock.monotonic())
-        flight.permit = self._context.limiter.acquire(
-            self._index, flight.built.plan.rows, wait_s, self._is_void
-        )
-        if flight.permit:
-            with self._changed:
-                self._changed.wait_for(lambda: not flight.early)
-                flight.since = self._clock.monotonic()
-            if not flight.ready:
-                self._look_up(flight)
+        """Acquire a permit and wait for the rows (mode `sync`); False if there is no batch in time.
+
+        The batch then goes back without its permit, so that no other lane waits for it.
+        """
+        limiter, wait_s = self._context.limiter, max(0.0, deadline - self._clock.monotonic())
+        step = limiter.steps  # before the permit: a step that ends meanwhile makes the rows old
+        flight.permit = limiter.acquire(self._index, flight.built.plan.rows, wait_s, self._is_void)
         with self._changed:
-            flight.in_lookup = False
-            if flight.permit and flight.ready and flight.epoch == self._epoch:
+            if flight.permit and self._await_rows(flight, step, deadline):
                 return True
             del self._out[id(flight.batch)]
-            if flight.epoch == self._epoch and not self._closed:
+            void = flight.epoch != self._epoch or self._closed
+            if not void:
+                limiter.release(flight.permit)
+                flight.permit = 0
                 self._ready.appendleft(flight)
-                return False
-        self._drop(flight)
+                self._changed.notify_all()
+        if void:
+            self._drop(flight)
         return False
+
+    def _await_rows(self, flight: _Flight, step: int, deadline: float) -> bool:
+        """Have the rows looked up under the permit; False if they are not there in time. Needs the lock.
+
+        A lookup that began in an earlier call counts if no gradients came back since (PROTOCOL 16).
+        """
+        clock, now = self._clock, self._context.limiter.steps
+        begun = False
+
+        def ended() -> bool:
+            return not (flight.in_lookup or flight.early) or self._is_over(flight)
+
+        while self._changed.wait_for(ended, max(0.0, max(deadline, flight.rows_by) - clock.monotonic())):
+            if self._is_over(flight):
+                return False
+            if flight.ready and (begun or flight.step == now):
+                return True
+            flight.since = clock.monotonic()
+            if flight.ready or not flight.rows_by:  # not after a failure
+                flight.rows_by = flight.since + ROWS_WAIT_S
+            begun, flight.step, flight.ready, flight.in_lookup = True, step, False, True
+            self._context.lookups.submit(self._look_up, flight)
+        return False
+
+    def _is_over(self, flight: _Flight) -> bool:
+        return flight.epoch != self._epoch or self._closed or self._over
 
     def _can_take(self) -> bool:
         if self._closed or self._over:
             return True
-        return bool(self._ready and (self._ready[0].ready or not self._ahead))
+        return bool(self._ready and (self._ready[0].ready if self._ahead else not self._out))
 
     # --- ends of batches
 
@@ -458,6 +489,15 @@ class PrefetchLane(Lane):
             self._context.own.acknowledge(flight.write)  # frees the slot, after its last reader
         else:
             self._free(flight.slot)
+
+    def _refused(self, refused: Refused) -> None:
+        if self._closed:
+            reason = str(refused)
+            log.warning(
+                "gradients were refused; their samples are issued again", lane=self._index, reason=reason
+            )
+        self.void(f"a push was refused: {refused}")
+        self._push_queue.drop()  # a closed lane is not made void
 
     def _drop(self, flight: _Flight) -> None:
         self._context.limiter.hold(flight.permit)

@@ -22,6 +22,9 @@ SHORTEST_S, LONGEST_S = 0.01, 0.5
 """Bounds of a sleep. A shard takes seconds to be replaced, so half a second adds little; more than 100
 tries a second would load the machine."""
 
+LAST_S = 1.0
+"""Seconds for which `PushQueue.close` waits for answers to the pushes that it drops."""
+
 
 class Backoff:
     """The backoff of one thread; any other thread may interrupt it."""
@@ -131,7 +134,7 @@ class PushQueue(Generic[T]):
             self._closed = self._void = True
             self._backoff.interrupt()
             self._changed.notify_all()
-        self._thread.join(wait_s + 1.0)
+        self._thread.join(LAST_S)
         return done
 
     def _run(self) -> None:

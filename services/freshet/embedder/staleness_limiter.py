@@ -80,6 +80,7 @@ class StalenessLimiter:
         self._permits = permits
         self._changed = threading.Condition()
         self._waiting: Counter[int] = Counter()
+        self.steps = 0  # returns of gradients
 
     def acquire(self, lane: int, rows: int, wait_s: float, given_up: Callable[[], bool] | None = None) -> int:
         """Return a permit for a batch; 0 if none is available within `wait_s`, or once `given_up()`.
@@ -103,6 +104,7 @@ class StalenessLimiter:
     def end_step(self) -> None:
         """Mark the return of gradients: in mode `sync` the batches in flight must be applied first."""
         with self._changed:
+            self.steps += 1
             self._permits.end_step()
 
     def release(self, permit: int) -> None:

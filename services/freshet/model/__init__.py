@@ -72,10 +72,11 @@ SERVING_PREFIXES = ("weights/", "hedge/", "statistics/")
 """Prefixes of the state that serving loads; only training needs `optimizer/`."""
 
 
-MergeRule = Literal["mean", "sum", "max", "started"]
+MergeRule = Literal["mean", "sum", "moments", "max", "started"]
 """How an array of ranks that trained apart becomes one: `mean`, weighted by the samples of each rank; `sum`
-of what each has added since all were equal; `max`, element by element; `started`, for each label the mean of
-the ranks that have its starting values, if any has."""
+of what each has added since all were equal; `moments`, (count, mean, Σ (x - mean)²) of the values that all
+have seen; `max`, element by element; `started`, for each label the mean of the ranks that have its starting
+values, if any has."""
 
 STARTED = "statistics/started"
 """Name of the (L,) array that is 1 for each label that has its starting values."""
@@ -89,11 +90,12 @@ TRUST_RATIOS = "optimizer/trust_ratios"
 LABEL_MERGES: Mapping[str, MergeRule] = {
     STARTED: "max",
     "statistics/label_sums": "sum",
+    "statistics/dense": "moments",
     "statistics/scale": "started",
     "weights/bias": "started",
     "optimizer/bias_squares": "started",
 }
-"""Rules of the arrays that start with a label's first samples."""
+"""Rules of the arrays that start with a label's first samples, and of those that count values."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

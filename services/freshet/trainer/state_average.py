@@ -335,6 +335,9 @@ def _merged(
     if rule == "max":
         largest: NDArray[Any] = np.maximum.reduce(parts)
         return largest
+    if rule == "moments":
+        columns = _merged_moments(base.reshape(-1, 3), [part.reshape(-1, 3) for part in parts])
+        return columns.reshape(base.shape)
     total = np.zeros(base.shape)
     for i, part in enumerate(parts):
         if rule == "sum":
@@ -344,6 +347,25 @@ def _merged(
         share = share.reshape(share.shape + (1,) * (base.ndim - share.ndim))
         total += np.where(share > 0, part * share, 0.0)  # what has no share may be NaN
     return (total + base if rule == "sum" else total).astype(base.dtype)
+
+
+def _merged_moments(base: F64, parts: Sequence[F64]) -> F64:
+    """Merge (D, 3) counts, means and Σ (x - mean)², of which each part contains the values of `base`.
+
+    Chan, Golub and LeVeque 1979: their formula takes `base` out of a part, and adds what remains.
+    """
+    old_n, old_mean, old_squares = base.T
+    n, mean, squares = base.T.copy()
+    for part_n, part_mean, part_squares in (part.T for part in parts):
+        new_n = part_n - old_n
+        away = (part_mean - old_mean) * part_n / np.maximum(new_n, 1)  # the mean of the new values - old_mean
+        new_squares = part_squares - old_squares - away * away * old_n * new_n / np.maximum(part_n, 1)
+        total = n + new_n
+        apart, share = old_mean + away - mean, new_n / np.maximum(total, 1)
+        mean += apart * share
+        squares += np.maximum(new_squares, 0.0) + apart * apart * n * share
+        n = total
+    return np.stack([n, mean, squares], axis=1)
 
 
 def _encode_v(v: F64, base: F32, rng: np.random.Generator) -> U8:

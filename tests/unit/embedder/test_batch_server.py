@@ -1,6 +1,9 @@
 """The batch server of an embedder: its connections and streams may end between any two steps of a request."""
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from freshet.errors import Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.rpc.channel import MIB
 from freshet.rpc.frames import decode_frame
+from freshet.testing.conditions import wait_for
 from freshet.testing.contracts.batches import gradients_of
 from freshet.testing.contracts.rowservice import PARTITIONS
 from freshet.wires.codecs import RowCodec
@@ -67,6 +71,21 @@ def test_closed_server_opens_no_stream(scene: RemoteScene) -> None:
         take(embedder, header(2))
 
     assert (embedder.batches.stream(), embedder.batches.ranks()) == (None, 1)
+
+
+def test_status_is_read_while_a_stream_closes(scene: RemoteScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedder = scene.embedder(range(PARTITIONS))
+    assert take(embedder, replace(header(1), wait_ms=0)) is None
+    gate, close = threading.Event(), BatchPipeline.close
+    monkeypatch.setattr(BatchPipeline, "close", lambda stream: (gate.wait(60), close(stream)))
+    with ThreadPoolExecutor(2) as threads:
+        closed = threads.submit(embedder.batches.close)
+        wait_for(lambda: embedder.batches.stream() is None)
+        try:
+            assert threads.submit(embedder.batches.ranks).result(10) == 1
+        finally:
+            gate.set()
+        closed.result(10)
 
 
 @pytest.mark.parametrize("end", ENDS)

@@ -2,19 +2,24 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from freshet.errors import DataLost, Fenced, Unavailable
+from freshet.errors import DataLost, Fenced, Refused, Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.testing.conditions import wait_for as condition
 from freshet.testing.contracts.batches import await_batch, gradients_of
 from freshet.testing.contracts.rowservice import WIDTH
 from freshet.testing.faults import Faulty
 from freshet.testing.reference import ReferenceRowService
-from freshet.trainer.step_coordinator import BatchVerdict, DenseLedger
+from freshet.trainer.lanes import Lanes
+from freshet.trainer.process_group import LocalProcessGroup
+from freshet.trainer.step_coordinator import BatchVerdict, DenseLedger, StepCoordinator
+from freshet.types import Fence
 from tests.fixtures.embedder import IdDecoder, PipelinedScene
-from tests.fixtures.row_services import HeldRows, HeldRowsAfter, LossyRows
+from tests.fixtures.row_services import HeldRows, HeldRowsAfter, LateRows, LossyRows
 
 DEADLINE_S = 60.0
 BATCH = 4
@@ -102,7 +107,7 @@ def test_gradients_are_copied_before_the_call_returns(scene):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(("mode", "lanes"), [("hybrid", 2), ("sync", 1)])
+@pytest.mark.parametrize(("mode", "lanes"), [("hybrid", 2), ("sync", 1), ("sync", 2)])
 def test_every_sample_is_learned_once_despite_faults(scene, seed, mode, lanes):
     """Requests and answers are lost; shards restart without their unflushed rows."""
     scene.rows = rows = LossyRows(seed, losses=0.1, deaths=0.03)
@@ -132,7 +137,7 @@ def test_every_sample_is_learned_once_despite_faults(scene, seed, mode, lanes):
     assert sorted(dense) == list(range(400))
     assert stream.limiter.batches() == 0
     assert rows.lost > 0
-    assert (rows.looked_after > 0) is (mode == "sync")
+    assert (rows.looked_after > 0) is ((mode, lanes) == ("sync", 1))
 
 
 def test_owner_change_during_idle_reissues_lost_samples(scene):
@@ -197,6 +202,76 @@ def test_a_trainer_lost_during_a_lookup_costs_no_batch(scene):
         stream.push_gradients(0, batch, gradients_of(batch))
     assert stream.flush(DEADLINE_S)
     assert stream.limiter.batches() == 0
+    stream.close()
+
+
+def late_stream(scene, monkeypatch, **options):
+    """Return a stream in mode `sync` that does not wait longer for rows than for a batch, and its rows."""
+    monkeypatch.setattr("freshet.embedder.prefetch_lane.ROWS_WAIT_S", 0.0)
+    scene.rows = rows = LateRows()
+    return scene.stream(batch_rows=1, mode="sync", **options), rows
+
+
+def test_trainer_stops_while_no_shard_can_be_reached(scene, monkeypatch):
+    stream, rows = late_stream(scene, monkeypatch)
+    rows.down.set()
+    rows.answer.set()
+    for i in range(2):
+        scene.append(0, [i])
+    stop, ledger = threading.Event(), DenseLedger(dict.fromkeys(range(2), 0))
+    model, callback = Mock(spec=["lane", "step"]), Mock(on_stepped=lambda *_: rounds.append(rows.failed))
+    rounds: list[int] = []
+    lanes = Lanes(
+        stream, model, StepCoordinator(LocalProcessGroup(Fence(1)), ledger), callback, 1, 0.02, stop
+    )
+    with ThreadPoolExecutor(1) as threads:
+        ended = threads.submit(lanes.run)
+        condition(lambda: bool(rounds) and rounds[-1] > 1)
+        stop.set()
+        ended.result(DEADLINE_S)
+    assert stream.limiter.batches() == 0
+
+    rows.down.clear()
+
+    for expected in ([0], [1]):
+        batch = await_batch(stream)
+        assert batch.sample_ids.tolist() == expected
+        stream.push_gradients(0, batch, gradients_of(batch))
+    stream.close()
+
+
+def test_late_rows_are_used_if_no_lane_has_stepped(scene, monkeypatch):
+    stream, rows = late_stream(scene, monkeypatch)
+    for i in range(2):
+        scene.append(0, [i])
+    while not rows.looked_up:
+        assert stream.next_batch(0, 0.02) is None
+    assert stream.limiter.batches() == 0, "no other lane waits for this one"
+    rows.answer.set()
+
+    batch = await_batch(stream)
+
+    assert (batch.sample_ids.tolist(), rows.looked_up) == ([0], 1)
+    stream.push_gradients(0, batch, gradients_of(batch))
+    stream.close()
+
+
+def test_late_rows_are_looked_up_again_after_a_step(scene, monkeypatch):
+    stream, rows = late_stream(scene, monkeypatch, lanes=2)
+    for partition in range(2):
+        scene.append(partition, [7])
+    while not rows.looked_up:
+        assert stream.next_batch(1, 0.02) is None
+    other = await_batch(stream, 0)
+    stream.push_gradients(0, other, gradients_of(other, 1.0))
+    assert stream.flush(DEADLINE_S)
+    rows.answer.set()
+
+    batch = await_batch(stream, 1)
+
+    (before,), (after,) = other.inputs.groups, batch.inputs.groups
+    np.testing.assert_allclose(before.rows - after.rows, 1.0, rtol=1e-5)
+    stream.push_gradients(1, batch, gradients_of(batch))
     stream.close()
 
 
@@ -300,6 +375,51 @@ def test_closing_leaves_no_thread(scene):
     stream = scene.stream(lanes=2)
     stream.close()
     assert set(threading.enumerate()) <= before
+
+
+def closing(stream, lanes, threads):
+    """Close a stream in a thread; returns its end once all lanes are closed."""
+    closed = threads.submit(stream.close)
+    condition(lambda: all(stream._prefetching[lane]._closed for lane in range(lanes)))
+    return closed
+
+
+def test_closing_lanes_push_side_by_side(scene, monkeypatch):
+    """Each lane has as long for its pushes as all together: their waits do not add up."""
+    monkeypatch.setattr("freshet.embedder.pipeline.CLOSE_WAIT_S", DEADLINE_S)
+    scene.rows = rows = HeldRows()
+    rows.lookups.release(2)
+    for partition in range(2):
+        scene.append(partition, [partition])
+    stream = scene.stream(batch_rows=1, lanes=2)
+    for lane in range(2):
+        batch = await_batch(stream, lane)
+        stream.push_gradients(lane, batch, gradients_of(batch))
+    wait_for(lambda: rows.pushes_asked == 2, rows)
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            closed = closing(stream, 2, threads)
+        finally:
+            rows.pushes.release(2)
+        closed.result(DEADLINE_S)
+    assert scene.rows.applied() == {0: [1], 1: [1]}
+
+
+def test_refused_push_ends_the_wait_of_a_closing_lane(scene, monkeypatch):
+    monkeypatch.setattr("freshet.embedder.pipeline.CLOSE_WAIT_S", DEADLINE_S)
+    gate, refused = threading.Event(), Refused("an earlier push is lost", {0: 0})
+    scene.rows = Faulty(scene.rows)
+    scene.rows.script("push", nth=1, error=refused, before=lambda: gate.wait(DEADLINE_S))
+    scene.append(0, [1])
+    stream = scene.stream(batch_rows=1)
+    batch = await_batch(stream)
+    stream.push_gradients(0, batch, gradients_of(batch))
+    with ThreadPoolExecutor(1) as threads:
+        closed = closing(stream, 1, threads)
+        gate.set()
+        closed.result(DEADLINE_S / 4)
+    assert stream.limiter.batches() == 0
+    assert scene.rows.applied()[0] == [0]
 
 
 @pytest.mark.slow

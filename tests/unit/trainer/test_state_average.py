@@ -5,7 +5,7 @@ direction.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -210,6 +210,35 @@ def test_default_model_trains_on_after_an_averaging() -> None:
     lane.forward_backward(make_batch(SPEC, 64, rng))
     states[0].model.step([lane])
     assert states[0].model.finite()
+
+
+@pytest.mark.parametrize("kind", ["mlp", "deepfm"])
+def test_columns_are_standardised_as_by_one_model(kind: str) -> None:
+    """The first column has values on all ranks, the second on one, the third on another from round 2 on."""
+    spec = make_spec(ids=2, dims=(8,), dense=((True, False),) * 3, deep=(16,), kind=kind)
+    rng, name = np.random.default_rng(6), "statistics/dense"
+    models = [build_model(spec, training=True) for _ in range(3)]
+    states = [state_of(model, {0: 0}) for model in models]
+    seen: list[F64] = []
+
+    for turn in range(5):
+        rows = [*rng.integers(1, 200, 2).tolist(), 7 if turn == 3 else 0]
+        for rank, (model, size) in enumerate(zip(models, rows, strict=True)):
+            if not size:
+                continue
+            batch, lane = make_batch(spec, size, rng), model.lane()
+            dense = (rng.normal(size=(size, 3)) * [1, 0.1, 30] + [1000, 100, -5]).astype(np.float32)
+            dense[:, 1:] *= np.where([rank == 0, rank == 1 and turn >= 2], 1, np.nan).astype(np.float32)
+            lane.forward_backward(replace(batch, dense=dense))
+            model.step([lane])
+            seen.append(dense.astype(np.float64))
+        averaged(states, rows)
+        for state in states:
+            state.keep()
+        assert all(bits(state) == bits(states[0]) for state in states)
+        values = [column[np.isfinite(column)] for column in np.concatenate(seen).T]
+        wanted = [(len(x), x.mean(), ((x - x.mean()) ** 2).sum()) if len(x) else (0, 0, 0) for x in values]
+        np.testing.assert_allclose(models[0].state()[name].reshape(-1, 3), wanted, rtol=1e-8)
 
 
 def after_steps(seed: int, ranks: int) -> tuple[list[DenseState], Adam]:
