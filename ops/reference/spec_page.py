@@ -117,7 +117,7 @@ by the names of their labels. An error shows the place in the expression.
 
 A score without a finite result, as `log(watch)` where `watch` is predicted to be 0, is null in the answer,
 and its candidate comes last. The impression is logged, joined and trained on as any other, but with
-`freshet_served: null`, as it is where a prediction, or the score in fp32, is infinite; measures of served
+null in `freshet_served`, as it is where a prediction, or the score in fp32, is infinite; measures of served
 predictions leave it out. `freshet_inference_not_finite_scores_total` counts such candidates."""
 
 

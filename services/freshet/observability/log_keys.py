@@ -49,6 +49,8 @@ KEYS = {
     "version": "a version of the dense weights",
     "event_time_ms": "the newest event time that it has learned from",
     "ahead_ms": "how far an event is dated ahead of the clocks",
+    "retention_ms": "age at which the log removes records of that topic",
+    "expected_ms": "least retention with which a restart finds what it needs",
     "clock_step_ms": "unconfirmed step of this machine's wall clock",
     "label": "a label of the spec",
     "samples": "how many samples",
