@@ -76,7 +76,7 @@ def _only(type_: Type, tree: Tree, name: str, explode: tuple[str, ...] | None, a
         case Array(items):
             return Array(_only(items, tree, name, explode, at))
         case Map(values):
-            return Map(_only(values, next(iter(tree.values()), {}), name, explode, at))
+            return Map(_only(values, _merged(tree.values()), name, explode, at))
         case Union(branches):
             # null stays: events may have it inside arrays and maps, too
             return Union(
@@ -91,6 +91,15 @@ def _only(type_: Type, tree: Tree, name: str, explode: tuple[str, ...] | None, a
                     "Avro schema", ".".join(at), str(type_), "a record, as a field within is wanted"
                 )
             return type_
+
+
+def _merged(trees: Iterable[Tree]) -> Tree:
+    """Merge trees: a map's values have one type, which has the fields wanted below each of its keys."""
+    found: dict[str, list[Tree]] = {}
+    for tree in trees:
+        for name, below in tree.items():
+            found.setdefault(name, []).append(below)
+    return {name: _merged(below) for name, below in found.items()}
 
 
 def _optional(f: AvroField, type_: Type) -> AvroField:

@@ -1,4 +1,4 @@
-"""Requests take the values of fields that events take: nulls at each place."""
+"""Requests take the values of fields that events take: nulls at each place, records below keys of maps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from freshet.config.avro.schema import Record, parse_schema, to_json
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import parse_spec
 from freshet.features import JsonTranscoder, RequestDecoder, SampleDecoder
-from freshet.inference.schemas import request_schema
+from freshet.inference.schemas import request_schema, row_schema
 from tests.fixtures.effort import examples
 
 SPEC = """
@@ -116,3 +116,36 @@ def test_null_for_the_impressions_is_refused() -> None:
     made = JsonTranscoder(request).body(b'[{"items": null}, {"items": []}]')
 
     assert [bad.index for bad in made.bad] == [0]
+
+
+INNER = {"type": "record", "name": "Inner", "fields": [{"name": n, "type": "double"} for n in "xyz"]}
+DEEP = {
+    "type": "record",
+    "name": "Deep",
+    "fields": [
+        {"name": "inner", "type": INNER},
+        {"name": "more", "type": {"type": "map", "values": "Inner"}},
+    ],
+}
+
+
+def test_features_read_other_fields_below_other_keys() -> None:
+    served = schema_of(
+        stats={"type": "map", "values": ["null", DEEP]},
+    )
+    paths = ["a.inner.x", "b.inner.y", "a.more.k.x", "b.more.l.z"]
+    features = "".join(f'f{i} = {{ field = "stats.{p}", dense = "raw" }}\n' for i, p in enumerate(paths))
+    deep = [
+        {
+            "inner": {"x": 1 + i, "y": 2 + i, "z": 3 + i},
+            "more": {k: {"x": 4 + i, "y": 5 + i, "z": 6 + i} for k in "kl"},
+        }
+        for i in (0, 10)
+    ]
+
+    found = decoded(features, served, {"stats": {"a": deep[0], "b": deep[1]}})
+
+    assert found[0] == [[1.0, 12.0, 4.0, 16.0]]
+    row = row_schema(served, [f"stats.{p}" for p in paths])
+    assert parse_schema(to_json(row)) == row
+    assert not JsonTranscoder(row, ignore_unknown=True).body(orjson.dumps([{"stats": {"c": deep[0]}}])).bad
