@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ class Step:
     """One part of the path of an input."""
 
     name: str
-    is_array: bool  # an array of records, which further parts enter
+    arrays: int  # levels of arrays here, whose elements further parts enter
     is_key: bool  # a key of a map
 
 
@@ -81,7 +82,10 @@ class Input:
 
 def inputs_of(spec: Spec, sample: Record) -> tuple[Input, ...]:
     """Return a model's inputs in the order of its features; the event's time last, if a feature reads it."""
-    lists = {f.field: f.max or DEFAULT_MAX for f in spec.features if f.kind == "list"}
+    lists: dict[str | None, int] = {}
+    for f in spec.features:
+        if f.kind == "list":  # several may read one field
+            lists[f.field] = max(f.max or DEFAULT_MAX, lists.get(f.field, 0))
     paths = list(feature_fields(spec))
     time = spec.events.served.time.path
     if any(f.kind == "time" for f in spec.features) and time not in paths:
@@ -96,9 +100,10 @@ def _input(sample: Record, path: str, longest: int | None) -> Input:
     for i, part in enumerate(parts, 1):
         is_key = isinstance(leaf, Map)
         leaf = _bare(field_at(sample, ".".join(parts[:i])).type)
-        steps.append(Step(part, isinstance(leaf, Array) and i < len(parts), is_key))
+        arrays = 0
         while isinstance(leaf, Array):
-            leaf = _bare(leaf.items)
+            leaf, arrays = _bare(leaf.items), arrays + 1
+        steps.append(Step(part, arrays, is_key))
     kind = leaf_name(leaf)  # a decimal is a number
     latin = kind not in _DATATYPES and (isinstance(leaf, Fixed) or kind == "bytes")
     datatype = _DATATYPES.get(kind, "BYTES")
@@ -173,14 +178,20 @@ def rows_of(tensors: Mapping[str, Tensor], inputs: tuple[Input, ...], max_rows: 
     if not 1 <= count <= max_rows:
         raise BadInput(f"expected 1 to {max_rows} rows, found {count}")
     rows: list[dict[str, Any]] = [{} for _ in range(count)]
+    spread: list[tuple[Input, list[Any], list[int] | None]] = []
     for name, one in known.items():
         if name in tensors:
             values = _values(one, tensors[name])
             for i in np.flatnonzero(_nulls(tensors, one, count)).tolist():
                 values[i] = None
-            _fill(rows, one, values, _lengths(tensors, one, count))
+            lengths = _lengths(tensors, one, count)
+            _fill(rows, one, values, lengths)
+            if any(step.arrays for step in one.steps[:-1]):
+                spread.append((one, values, lengths))
         elif one.companion in tensors:
             raise BadInput(f"input {one.companion!r} describes {name!r}, which is missing")
+    for filled in spread if len(spread) > 1 else ():
+        _fill(rows, *filled)  # again: null in elements of an array that another input has made longer
     return rows
 
 
@@ -267,19 +278,31 @@ def _fill(rows: list[dict[str, Any]], one: Input, values: list[Any], lengths: li
 
 
 def _put(node: dict[str, Any], steps: tuple[Step, ...], value: Any) -> None:
+    """Put a value, or a list for the outermost array of the path; each array inside it has one element."""
     step, rest = steps[0], steps[1:]
-    if value is None and (step.is_array or not rest):
+    elements = node.get(step.name) if step.arrays and rest else None
+    if value is None and not elements and (step.arrays or not rest):
         if not step.is_key:  # a map has no null values: its key is left out
             node.setdefault(step.name, None)
     elif not rest:
-        node[step.name] = value
-    elif step.is_array:  # one record per element
-        if node.get(step.name) is None:
-            node[step.name] = [{} for _ in value]
-        for element, v in zip(node[step.name], value, strict=False):
-            _put(element, rest, v)
+        node[step.name] = [_within(v, step.arrays - 1) for v in value] if step.arrays else value
+    elif step.arrays:  # one record per element of the longest list; a list that ends before is null there
+        values, inside = value or (), any(further.arrays for further in rest)
+        new = (_within({}, step.arrays - 1) for _ in range(len(values) - len(elements or ())))
+        node[step.name] = elements = [*(elements or ()), *new]
+        for outer, v in zip_longest(elements, values):
+            element = outer
+            for _ in range(step.arrays - 1):
+                element = element[0]
+            _put(element, rest, [v] if inside and v is not None else v)
     else:
         _put(node.setdefault(step.name, {}), rest, value)
+
+
+def _within(value: Any, arrays: int) -> Any:
+    for _ in range(arrays):
+        value = [value]
+    return value
 
 
 @dataclass(frozen=True, slots=True, eq=False)

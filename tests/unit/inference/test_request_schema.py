@@ -67,7 +67,9 @@ places = st.lists(st.tuples(st.sampled_from(["array", "map", "record"]), st.bool
 def typed(places: Sequence[tuple[str, bool]], *, null: bool) -> tuple[Any, str, Any, list[Any]]:
     """(type, rest of the path, a value without null, values with null at one place each)."""
     type_: Any = "string"
-    path, value, values = "", "x", list[Any]()
+    path = ""
+    value: Any = "x"
+    values: list[Any] = []
     for i, (kind, inner_null) in reversed(list(enumerate(places))):
         type_, values = (["null", type_], [*values, None]) if inner_null else (type_, values)
         if kind == "array":
