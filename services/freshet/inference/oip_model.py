@@ -42,7 +42,10 @@ SCORE = "score"
 DEFAULT_MAX = 50
 """Longest list if the spec sets no `max`."""
 
+_FRACTIONS = {"FP32", "FP64"}
 _DATATYPES = {"int": "INT64", "long": "INT64", "float": "FP32", "double": "FP64", "boolean": "BOOL"}
+_KINDS = {"BYTES": "O", "FP64": "iuf", "FP32": "iuf", "INT64": "iu", "BOOL": "b"}
+"""Kinds of numpy that each datatype takes; of several datatypes of a field, the first is in the metadata."""
 _BITS = {"FP32": 24, "FP16": 11, "BF16": 7}
 """Precision of narrow floats. BF16 has 8 bits, but some clients cut a float32 instead of rounding it."""
 
@@ -66,6 +69,7 @@ class Input:
     steps: tuple[Step, ...]  # the path
     latin: bool  # whether the field holds bytes, which JSON encodes as code points below 256
     is_decimal: bool = False
+    others: tuple[str, ...] = ()  # further datatypes that it takes, as a field of integers and text
 
     @property
     def shape(self) -> list[int]:
@@ -104,10 +108,15 @@ def _input(sample: Record, path: str, longest: int | None) -> Input:
         while isinstance(leaf, Array):
             leaf, arrays = _bare(leaf.items), arrays + 1
         steps.append(Step(part, arrays, is_key))
-    kind = leaf_name(leaf)  # a decimal is a number
-    latin = kind not in _DATATYPES and (isinstance(leaf, Fixed) or kind == "bytes")
-    datatype = _DATATYPES.get(kind, "BYTES")
-    return Input(path, datatype, longest, tuple(steps), latin, decimal_scale(leaf) is not None)
+    leaves = leaf.others if isinstance(leaf, Union) else (leaf,)
+    found = {_DATATYPES.get(leaf_name(one), "BYTES") for one in leaves}  # a decimal is a number
+    if found & _FRACTIONS and len(found - {"BOOL", "BYTES"}) > 1:
+        found = found - _FRACTIONS - {"INT64"} | {"FP64"}
+    datatype, *others = (one for one in _KINDS if one in found)
+    texts = [one for one in leaves if leaf_name(one) not in _DATATYPES]
+    latin = bool(texts) and all(isinstance(one, Fixed) or leaf_name(one) == "bytes" for one in texts)
+    decimal = any(decimal_scale(one) is not None for one in leaves)
+    return Input(path, datatype, longest, tuple(steps), latin, decimal, tuple(others))
 
 
 def _bare(type_: Type) -> Type:
@@ -201,9 +210,9 @@ def _values(one: Input, tensor: Tensor) -> list[Any]:
         values = values[:, 0]
     if values.ndim != len(one.shape):
         raise BadInput(f"input {one.name!r}: expected shape {one.shape}, found {list(values.shape)}")
-    kinds = {"INT64": "iu", "FP32": "iuf", "FP64": "iuf", "BOOL": "b", "BYTES": "O"}[one.datatype]
-    if values.dtype.kind not in kinds:
-        raise BadInput(f"input {one.name!r}: expected {one.datatype}, found {tensor.datatype}")
+    datatypes = (one.datatype, *one.others)
+    if not any(values.dtype.kind in _KINDS[datatype] for datatype in datatypes):
+        raise BadInput(f"input {one.name!r}: expected {' or '.join(datatypes)}, found {tensor.datatype}")
     if values.dtype.kind == "f":
         finite = np.isfinite(values)
         numbers = values[finite].tolist()
@@ -214,7 +223,7 @@ def _values(one: Input, tensor: Tensor) -> list[Any]:
     if values.dtype.kind == "u" and values.dtype.itemsize == 8 and (values > np.uint64(2**63 - 1)).any():
         raise BadInput(f"input {one.name!r}: expected INT64, found a value beyond its range")
     plain = list(values.tolist())
-    return plain if one.datatype != "BYTES" else _texts(one, plain)
+    return plain if values.dtype.kind != "O" else _texts(one, plain)
 
 
 def _shortest(value: float, bits: int) -> float:

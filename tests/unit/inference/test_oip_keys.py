@@ -15,6 +15,7 @@ from freshet.config.avro.schema import Record, parse_schema
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
+from freshet.errors import BadInput
 from freshet.features import Decoded, DecodedRequests, JsonTranscoder, RequestDecoder, SampleDecoder
 from freshet.inference.oip import parse_infer
 from freshet.inference.oip_model import OipModel
@@ -156,3 +157,48 @@ def test_lists_through_several_arrays_are_their_elements(visits: Any) -> None:
     )
 
     assert found == model.by_event(event)
+
+
+UNIONS: list[tuple[list[Any], str, list[tuple[str, Any]]]] = [
+    (["null", "long", "string"], "BYTES", [("INT64", 7), ("UINT8", 7), ("BYTES", "7"), ("BYTES", "é")]),
+    (["string", "int"], "BYTES", [("INT32", -1), ("BYTES", "")]),
+    (["null", "int", "long"], "INT64", [("INT64", 2**53 + 1), ("INT64", 7)]),
+    (["null", "boolean", "long"], "INT64", [("BOOL", True), ("INT64", 1)]),
+    (["boolean", "string"], "BYTES", [("BOOL", False), ("BYTES", "false")]),
+    (["null", "bytes", "long"], "BYTES", [("INT64", 7), ("BYTES", "a")]),
+]
+NUMBERS: list[tuple[list[Any], str, list[tuple[str, Any]]]] = [
+    (["null", "int", "double"], "FP64", [("FP64", 0.5), ("FP64", 3.0), ("FP32", 0.25), ("INT64", 3)]),
+    (["float", "long"], "FP64", [("FP64", 0.5), ("INT64", 3)]),
+    (["null", "float", "double"], "FP64", [("FP64", 0.1)]),
+    (["boolean", "double"], "FP64", [("FP64", 0.1), ("BOOL", True)]),
+]
+
+
+@pytest.mark.parametrize("way", ['table = "t"', 'dense = "raw"'])
+def test_a_field_of_several_types_takes_each_of_them(way: str) -> None:
+    for types, datatype, sent in UNIONS if "table" in way else NUMBERS:
+        model = Model(f'f = {{ field = "f", {way} }}', f=types)
+        (described,) = (one for one in model.oip.inputs if one.name == "f")
+
+        assert described.datatype == datatype, types
+        for by, value in sent:
+            assert model.by_tensors(tensor("f", by, value)) == model.by_event({"f": value}), (
+                types,
+                by,
+                value,
+            )
+
+
+def test_a_list_of_several_types_takes_each_of_them() -> None:
+    model = Model('f = { field = "f", table = "t", max = 9 }', f=array(["long", "string"]))
+
+    for datatype, values in (("INT64", [7, 8]), ("BYTES", ["7", "a"])):
+        assert model.by_tensors(tensor("f", datatype, values)) == model.by_event({"f": values})
+
+
+def test_an_error_names_each_datatype_that_is_taken() -> None:
+    model = Model('f = { field = "f", table = "t" }', f=["long", "string"])
+
+    with pytest.raises(BadInput, match="input 'f': expected BYTES or INT64, found FP64"):
+        model.by_tensors(tensor("f", "FP64", 7.0))
