@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import Field, dataclass, field, fields
+from fractions import Fraction
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -165,8 +166,8 @@ class Duration:
         if match is None:
             form = "a number and its unit" if isinstance(value, str) else "text, a number and its unit"
             raise Wrong(self.expected, f'a duration is {form}: "20ms", "30s", "2m", "24h", "30d"')
-        ms = float(match[1]) * UNITS_MS[match[2]]
-        if ms != int(ms):
+        ms = Fraction(match[1]) * UNITS_MS[match[2]]
+        if ms.denominator != 1:
             raise Wrong(self.expected, "a millisecond is the smallest unit of time here")
         if not self.low_ms <= ms <= self.high_ms:
             raise Wrong(self.expected)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,10 @@ SCORE = "score"
 DEFAULT_MAX = 50
 """Longest list if the spec sets no `max`."""
 
+_FRACTIONS = {"FP32", "FP64"}
 _DATATYPES = {"int": "INT64", "long": "INT64", "float": "FP32", "double": "FP64", "boolean": "BOOL"}
+_KINDS = {"BYTES": "O", "FP64": "iuf", "FP32": "iuf", "INT64": "iu", "BOOL": "b"}
+"""Kinds of numpy that each datatype takes; of several datatypes of a field, the first is in the metadata."""
 _BITS = {"FP32": 24, "FP16": 11, "BF16": 7}
 """Precision of narrow floats. BF16 has 8 bits, but some clients cut a float32 instead of rounding it."""
 
@@ -51,7 +55,7 @@ class Step:
     """One part of the path of an input."""
 
     name: str
-    is_array: bool  # an array of records, which further parts enter
+    arrays: int  # levels of arrays here, whose elements further parts enter
     is_key: bool  # a key of a map
 
 
@@ -65,6 +69,7 @@ class Input:
     steps: tuple[Step, ...]  # the path
     latin: bool  # whether the field holds bytes, which JSON encodes as code points below 256
     is_decimal: bool = False
+    others: tuple[str, ...] = ()  # further datatypes that it takes, as a field of integers and text
 
     @property
     def shape(self) -> list[int]:
@@ -81,7 +86,10 @@ class Input:
 
 def inputs_of(spec: Spec, sample: Record) -> tuple[Input, ...]:
     """Return a model's inputs in the order of its features; the event's time last, if a feature reads it."""
-    lists = {f.field: f.max or DEFAULT_MAX for f in spec.features if f.kind == "list"}
+    lists: dict[str | None, int] = {}
+    for f in spec.features:
+        if f.kind == "list":  # several may read one field
+            lists[f.field] = max(f.max or DEFAULT_MAX, lists.get(f.field, 0))
     paths = list(feature_fields(spec))
     time = spec.events.served.time.path
     if any(f.kind == "time" for f in spec.features) and time not in paths:
@@ -96,13 +104,19 @@ def _input(sample: Record, path: str, longest: int | None) -> Input:
     for i, part in enumerate(parts, 1):
         is_key = isinstance(leaf, Map)
         leaf = _bare(field_at(sample, ".".join(parts[:i])).type)
-        steps.append(Step(part, isinstance(leaf, Array) and i < len(parts), is_key))
+        arrays = 0
         while isinstance(leaf, Array):
-            leaf = _bare(leaf.items)
-    kind = leaf_name(leaf)  # a decimal is a number
-    latin = kind not in _DATATYPES and (isinstance(leaf, Fixed) or kind == "bytes")
-    datatype = _DATATYPES.get(kind, "BYTES")
-    return Input(path, datatype, longest, tuple(steps), latin, decimal_scale(leaf) is not None)
+            leaf, arrays = _bare(leaf.items), arrays + 1
+        steps.append(Step(part, arrays, is_key))
+    leaves = leaf.others if isinstance(leaf, Union) else (leaf,)
+    found = {_DATATYPES.get(leaf_name(one), "BYTES") for one in leaves}  # a decimal is a number
+    if found & _FRACTIONS and len(found - {"BOOL", "BYTES"}) > 1:
+        found = found - _FRACTIONS - {"INT64"} | {"FP64"}
+    datatype, *others = (one for one in _KINDS if one in found)
+    texts = [one for one in leaves if leaf_name(one) not in _DATATYPES]
+    latin = bool(texts) and all(isinstance(one, Fixed) or leaf_name(one) == "bytes" for one in texts)
+    decimal = any(decimal_scale(one) is not None for one in leaves)
+    return Input(path, datatype, longest, tuple(steps), latin, decimal, tuple(others))
 
 
 def _bare(type_: Type) -> Type:
@@ -173,14 +187,20 @@ def rows_of(tensors: Mapping[str, Tensor], inputs: tuple[Input, ...], max_rows: 
     if not 1 <= count <= max_rows:
         raise BadInput(f"expected 1 to {max_rows} rows, found {count}")
     rows: list[dict[str, Any]] = [{} for _ in range(count)]
+    spread: list[tuple[Input, list[Any], list[int] | None]] = []
     for name, one in known.items():
         if name in tensors:
             values = _values(one, tensors[name])
             for i in np.flatnonzero(_nulls(tensors, one, count)).tolist():
                 values[i] = None
-            _fill(rows, one, values, _lengths(tensors, one, count))
+            lengths = _lengths(tensors, one, count)
+            _fill(rows, one, values, lengths)
+            if any(step.arrays for step in one.steps[:-1]):
+                spread.append((one, values, lengths))
         elif one.companion in tensors:
             raise BadInput(f"input {one.companion!r} describes {name!r}, which is missing")
+    for filled in spread if len(spread) > 1 else ():
+        _fill(rows, *filled)  # again: null in elements of an array that another input has made longer
     return rows
 
 
@@ -190,9 +210,9 @@ def _values(one: Input, tensor: Tensor) -> list[Any]:
         values = values[:, 0]
     if values.ndim != len(one.shape):
         raise BadInput(f"input {one.name!r}: expected shape {one.shape}, found {list(values.shape)}")
-    kinds = {"INT64": "iu", "FP32": "iuf", "FP64": "iuf", "BOOL": "b", "BYTES": "O"}[one.datatype]
-    if values.dtype.kind not in kinds:
-        raise BadInput(f"input {one.name!r}: expected {one.datatype}, found {tensor.datatype}")
+    datatypes = (one.datatype, *one.others)
+    if not any(values.dtype.kind in _KINDS[datatype] for datatype in datatypes):
+        raise BadInput(f"input {one.name!r}: expected {' or '.join(datatypes)}, found {tensor.datatype}")
     if values.dtype.kind == "f":
         finite = np.isfinite(values)
         numbers = values[finite].tolist()
@@ -203,7 +223,7 @@ def _values(one: Input, tensor: Tensor) -> list[Any]:
     if values.dtype.kind == "u" and values.dtype.itemsize == 8 and (values > np.uint64(2**63 - 1)).any():
         raise BadInput(f"input {one.name!r}: expected INT64, found a value beyond its range")
     plain = list(values.tolist())
-    return plain if one.datatype != "BYTES" else _texts(one, plain)
+    return plain if values.dtype.kind != "O" else _texts(one, plain)
 
 
 def _shortest(value: float, bits: int) -> float:
@@ -267,19 +287,31 @@ def _fill(rows: list[dict[str, Any]], one: Input, values: list[Any], lengths: li
 
 
 def _put(node: dict[str, Any], steps: tuple[Step, ...], value: Any) -> None:
+    """Put a value, or a list for the outermost array of the path; each array inside it has one element."""
     step, rest = steps[0], steps[1:]
-    if value is None and (step.is_array or not rest):
+    elements = node.get(step.name) if step.arrays and rest else None
+    if value is None and not elements and (step.arrays or not rest):
         if not step.is_key:  # a map has no null values: its key is left out
             node.setdefault(step.name, None)
     elif not rest:
-        node[step.name] = value
-    elif step.is_array:  # one record per element
-        if node.get(step.name) is None:
-            node[step.name] = [{} for _ in value]
-        for element, v in zip(node[step.name], value, strict=False):
-            _put(element, rest, v)
+        node[step.name] = [_within(v, step.arrays - 1) for v in value] if step.arrays else value
+    elif step.arrays:  # one record per element of the longest list; a list that ends before is null there
+        values, inside = value or (), any(further.arrays for further in rest)
+        new = (_within({}, step.arrays - 1) for _ in range(len(values) - len(elements or ())))
+        node[step.name] = elements = [*(elements or ()), *new]
+        for outer, v in zip_longest(elements, values):
+            element = outer
+            for _ in range(step.arrays - 1):
+                element = element[0]
+            _put(element, rest, [v] if inside and v is not None else v)
     else:
         _put(node.setdefault(step.name, {}), rest, value)
+
+
+def _within(value: Any, arrays: int) -> Any:
+    for _ in range(arrays):
+        value = [value]
+    return value
 
 
 @dataclass(frozen=True, slots=True, eq=False)

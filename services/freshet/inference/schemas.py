@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from freshet.config.avro.schema import Array, AvroField, Map, Primitive, Record, Type, Union, field_at
+from freshet.config.avro.types import is_null
 from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import feature_fields
 from freshet.errors import ConfigError
@@ -59,7 +60,8 @@ def _record(
         here = (*at, f.name)
         inner = _only(f.type, tree[f.name], f"{name}_{f.name}", explode, here)
         if explode is not None and explode[: len(here)] == here:
-            fields.append(AvroField(f.name, inner))  # on the way to the impressions: must be there
+            # on the way to the impressions: must be there, and not null
+            fields.append(AvroField(f.name, inner.others[0] if isinstance(inner, Union) else inner))
         else:
             fields.append(_optional(f, inner))
     return Record(name, tuple(fields))
@@ -74,18 +76,30 @@ def _only(type_: Type, tree: Tree, name: str, explode: tuple[str, ...] | None, a
         case Array(items):
             return Array(_only(items, tree, name, explode, at))
         case Map(values):
-            return Map(_only(values, next(iter(tree.values()), {}), name, explode, at))
+            return Map(_only(values, _merged(tree.values()), name, explode, at))
         case Union(branches):
-            kept = tuple(
-                _only(b, tree, f"{name}_{i}", explode, at) for i, b in enumerate(branches) if b != _NULL
+            # null stays: events may have it inside arrays and maps, too
+            return Union(
+                tuple(
+                    b if is_null(b) else _only(b, tree, f"{name}_{i}", explode, at)
+                    for i, b in enumerate(branches)
+                )
             )
-            return kept[0] if len(kept) == 1 else Union(kept)
         case _:
             if tree:
                 raise ConfigError(
                     "Avro schema", ".".join(at), str(type_), "a record, as a field within is wanted"
                 )
             return type_
+
+
+def _merged(trees: Iterable[Tree]) -> Tree:
+    """Merge trees: a map's values have one type, which has the fields wanted below each of its keys."""
+    found: dict[str, list[Tree]] = {}
+    for tree in trees:
+        for name, below in tree.items():
+            found.setdefault(name, []).append(below)
+    return {name: _merged(below) for name, below in found.items()}
 
 
 def _optional(f: AvroField, type_: Type) -> AvroField:

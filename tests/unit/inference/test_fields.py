@@ -257,9 +257,9 @@ def test_what_does_not_fit_the_metadata_is_refused(tensors: list[Tensor], messag
 
 
 def test_elements_of_an_array_of_records_are_spread_over_it() -> None:
-    array = Step("h", is_array=True, is_key=False)
+    array = Step("h", arrays=1, is_key=False)
     inputs = tuple(
-        Input(f"h.{name}", "INT64", 5, (array, Step(name, is_array=False, is_key=False)), latin=False)
+        Input(f"h.{name}", "INT64", 5, (array, Step(name, arrays=0, is_key=False)), latin=False)
         for name in "ab"
     )
     found = rows_of({"h.a": tensor("h.a", [[1, 2]]), "h.b": tensor("h.b", [[3, 4]])}, inputs, 10)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import Field, dataclass, fields, is_dataclass
@@ -380,8 +381,4 @@ def toml_value(value: Any) -> str:
 
 
 def _key(key: str) -> str:
-    bare = all(
-        part and part.replace("_", "a").replace("-", "a").isalnum() and part.isascii()
-        for part in key.split(".")
-    )
-    return key if bare else json.dumps(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key)  # bare, a dot would nest it

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from freshet.config.spec.identity import render, toml_value
@@ -19,6 +19,8 @@ NOT_A_VALUE: st.SearchStrategy[Any] = st.one_of(
     st.none().map(lambda _: {}), st.integers(), st.text(max_size=5), st.booleans(), st.just([])
 )
 
+KEYS = st.text() | st.text("aZ0._- ", max_size=4)
+WHOLE = st.integers(-(2**63), 2**63 - 1)
 
 accepted = 0
 
@@ -58,13 +60,25 @@ def test_any_value_is_read_or_refused_with_a_config_error(
 
 @given(
     st.recursive(
-        st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text() | st.booleans(), st.lists
+        st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text() | st.booleans(),
+        lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner),
     )
 )
 def test_toml_values_parse_to_themselves(value: Any) -> None:
     if isinstance(value, int) and abs(value) >= 2**63:
         return
     assert tomllib.loads(f"x = {toml_value(value)}")["x"] == value
+
+
+@settings(deadline=None, max_examples=examples(50))
+@given(st.dictionaries(KEYS, WHOLE | st.dictionaries(KEYS, WHOLE, max_size=2), max_size=3))
+@example({"a.b": 1, "a": {"b": 2}, "😀": 3})
+def test_options_of_a_custom_model_keep_their_keys(options: dict[str, Any]) -> None:
+    text = FEED[: FEED.index("[model]")] + f'[model]\nkind = "a:B"\noptions = {toml_value(options)}\n'
+    spec = parse_spec(text)
+
+    assert spec.model.options == options
+    assert parse_spec(render(spec)) == spec
 
 
 FEED = (Path(__file__).parents[4] / "examples" / "feed" / "freshet.toml").read_text()
