@@ -715,6 +715,28 @@ def test_utf_16_without_its_mark_is_refused(tmp_path: Path) -> None:
         read(spec_in(tmp_path, FILES + 'encoding = "utf-16"'), path)
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_row_without_request_is_a_request_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(tables, "CHUNK_ROWS", 2)  # a batch ends between two nulls
+    paths = [tmp_path / f"{i}.{kind}" for i in range(2)]
+    spec = spec_in(tmp_path, FILES + r"""text_nulls = ['\N']""")
+    for path, (empty, pages) in zip(
+        paths, [("", ["a", "a", "", "", "", ""]), (r"\N", ["", "b", "b", "", "b", "b"])], strict=True
+    ):
+        if kind == "csv":
+            lines = [",".join([*ROW.values(), page or empty]) for page in pages]
+            path.write_text("\n".join([",".join([*ROW, "page"]), *lines, ""]))
+        else:
+            table = pa.concat_tables([table_of()] * 2)
+            pq.write_table(table.append_column("page", pa.array([p or None for p in pages])), path)
+
+    numbers = np.concatenate([rows.requests for rows in read_samples(spec, paths, "page")])
+
+    assert (numbers - numbers[0]).tolist() == [0, 0, 1, 2, 3, 4, 5, 6, 6, 7, 8, 8]
+
+
 def test_times_in_nanoseconds_distinguish_requests(tmp_path: Path) -> None:
     paths = [tmp_path / "1.parquet", tmp_path / "2.parquet"]
     moments = pa.array([None, T0 * 10**6 + 1, T0 * 10**6 + 2], pa.timestamp("ns"))
