@@ -288,13 +288,13 @@ def _infer_types(spec: Spec, files: Sequence[TableFile], columns: Sequence[Seque
     if not ids:
         return types
     kinds: dict[str, set[str]] = {path: set() for path in ids}
-    lists: set[str] = set()
+    separator = spec.files.list_separator
+    lists = {path for path, feature in ids.items() if feature.kind == "list" and separator is not None}
     for file, names in zip(files, columns, strict=True):
         _add_kinds(spec, file, names, kinds, lists)
-    for path, feature in ids.items():
+    for path in ids:
         type_ = _common_type(path, kinds[path])
-        is_list = path in lists or (feature.kind == "list" and spec.files.list_separator is not None)
-        types[path] = Array(type_) if is_list else type_
+        types[path] = Array(type_) if path in lists else type_
     return types
 
 
@@ -311,7 +311,7 @@ def _add_kinds(
         for batch in file.batches(file.columns_of(open_)) if open_ else ():
             for path in open_:
                 if "text" not in kinds[path]:
-                    kinds[path] |= _kinds_of_cells(spec, find_column(batch.rows, path))
+                    kinds[path] |= _kinds_of_cells(spec, find_column(batch.rows, path), path in lists)
         return
     for batch in file.batches(names):
         for path in kinds:
@@ -323,10 +323,10 @@ def _add_kinds(
         return
 
 
-def _kinds_of_cells(spec: Spec, cells: Any) -> set[str]:
+def _kinds_of_cells(spec: Spec, cells: Any, is_list: bool) -> set[str]:
     none = pa.array([b"", *(w.encode() for w in spec.files.nulls)], cells.type)
     separator = spec.files.list_separator
-    if separator is not None:
+    if is_list and separator is not None:
         cells = pc.split_pattern(cells, separator.encode()).flatten()
     cells = pc.unique(cells.drop_null())
     values = cells.filter(pc.invert(pc.is_in(cells, value_set=none)))

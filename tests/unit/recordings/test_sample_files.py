@@ -580,6 +580,14 @@ def test_ids_without_schema_have_one_type_over_all_files(tmp_path: Path) -> None
     assert ids(tmp_path, ["NA", "NB"]) == ["NA", "NB"]
 
 
+def test_a_separator_within_an_id_is_text_without_a_schema(tmp_path: Path) -> None:
+    cells = [{"user.id": "1|2", "user.seen": "1|2"}, {"user.id": "3|4", "user.seen": "3"}]
+
+    users = [row["user"] for row in read(without_schema(tmp_path), csv_of(tmp_path, cells))]
+
+    assert [(user["id"], user["seen"]) for user in users] == [("1|2", [1, 2]), ("3|4", [3])]
+
+
 def test_ids_of_csv_and_parquet_are_the_same_without_a_schema(tmp_path: Path) -> None:
     path = tmp_path / "samples.parquet"
     pq.write_table(table_of(**{"user.id": pa.array([7.0, None, 8.0])}), path)
