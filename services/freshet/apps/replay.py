@@ -17,7 +17,7 @@ from freshet.config.avro.schema import Record
 from freshet.config.spec import Spec
 from freshet.config.spec.model import Stream
 from freshet.config.spec.schemas import Schemas, load_schemas, readers_of
-from freshet.errors import BadInput, ConfigError
+from freshet.errors import BadInput, ConfigError, FreshetError
 from freshet.features import EventColumns, EventExtractor, JsonTranscoder, add_frames, partition_of, take
 from freshet.log import EventLog
 from freshet.recordings.event_times import SetAside
@@ -230,10 +230,15 @@ def send(
     progress: Callable[[str, int], None],
     token: str = "",  # nosec B107  # none
 ) -> int:
-    """Send all events to a running gateway; return the number that it acknowledged."""
+    """Send all events to a running gateway; return the number that it acknowledged.
+
+    Raises:
+        EventsRefused: an event does not fit; the error has its place in the file.
+        BadInput, Unavailable: as the client. These errors, too, say how many events were acknowledged before.
+    """
     import orjson
 
-    from freshet.client import Client  # httpx is only needed here
+    from freshet.client import Client, EventsRefused  # httpx is only needed here
     from freshet.http import tls
 
     sent, schemas = 0, load_schemas(spec)
@@ -247,7 +252,16 @@ def send(
             for role in (r for r in send if r in texts):
                 events: list[Any] = [orjson.Fragment(line) for line in texts[role] if line.strip()]
                 for start in range(0, len(events), SEND_EVENTS):
-                    sent += len(send[role](events[start : start + SEND_EVENTS]).acks)
+                    try:
+                        sent += len(send[role](events[start : start + SEND_EVENTS]).acks)
+                    except FreshetError as error:
+                        said = str(error)
+                        if isinstance(error, EventsRefused):
+                            sent += len(error.receipt.acks)
+                            place = piece.place(role, start + error.receipt.refused[0]["index"])
+                            said = f"{place}: {said.partition(': ')[2]}"
+                        error.args = (f"{said}\n  until then the gateway acknowledged {sent:,} events",)
+                        raise
             progress("events", sent)
     return sent
 

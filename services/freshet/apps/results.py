@@ -132,7 +132,7 @@ class Outcome:
             **({"learners": {k: v.as_json() for k, v in self.learners.items()}} if self.learners else {}),
             "stages": dict(self.stages),
             **({"set_aside": aside} if self.set_aside and (aside := self.set_aside.as_json()) else {}),
-            **({"times": odd} if (odd := _odd(self.times)) else {}),
+            **({"times": odd} if (odd := odd_times(self.times)) else {}),
             **({} if self.ledger is None else {"ledger": dict(self.ledger), "losses": self.losses}),
         }
 
@@ -178,5 +178,6 @@ def _cell(measure: str, value: float | None) -> float | int | None:
     return int(value or 0) if counts else value
 
 
-def _odd(times: Mapping[str, EventTimes]) -> dict[str, Any]:
-    return {stream: odd for stream, seen in times.items() if (odd := seen.as_json())}
+def odd_times(times: Mapping[Any, EventTimes]) -> dict[str, Any]:
+    """Return the suspicious event times by stream, for `--json`; streams without any are left out."""
+    return {str(stream): odd for stream, seen in times.items() if (odd := seen.as_json())}

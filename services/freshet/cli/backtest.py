@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 )
 @click.argument("spec_file", type=PATH)
 @click.argument("files", nargs=-1, required=True, type=FILE)
-@click.option("--request", help="Column with equal values for rows that were served together.")
+@click.option("--request", help="Column with equal values for rows that were served together; empty: alone.")
 @click.option(
     "--lanes", type=click.IntRange(1, 64), help="Lanes; 1, the default, gives the same result each time."
 )

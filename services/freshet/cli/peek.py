@@ -17,6 +17,9 @@ from freshet.process.run_state import existing_folder
 from freshet.terminal import emit
 
 if TYPE_CHECKING:
+    from freshet.config.avro.schema import Written
+    from freshet.config.settings import Settings
+    from freshet.config.spec.model import Stream
     from freshet.log import EventLog
     from freshet.types import TopicPartition
 
@@ -58,7 +61,8 @@ def command(
     from freshet.adapters import open_eventlog
     from freshet.config.settings import load_settings
 
-    common = load_settings(run_folder=folder).common
+    settings = load_settings(run_folder=folder)
+    common = settings.common
     if common.log_url == common.run.log_url:
         existing_folder(folder)
     log = open_eventlog(common.log_url)
@@ -71,7 +75,7 @@ def command(
             near = get_close_matches(topic, log.topics(), 1)
             hint = f"did you mean {near[0]}?" if near else "`freshet peek`, without a topic, lists them"
             raise ConfigError("peek", "TOPIC", topic, f"a topic of this log ({names})", hint)
-        decode = _decoder(log, topic)
+        decode = _decoder(log, topic, settings)
         found = 0
         for at in _partitions(log, topic, partition):
             for line in _lines(log, at, records, start, decode):
@@ -148,42 +152,87 @@ def _decoded_or_error(decode: Decode, value: bytes) -> Any:
         return {"unreadable": str(error) or repr(error), "bytes": len(value)}
 
 
-def _decoder(log: EventLog, topic: str) -> Decode:
-    """Return the decoder by the topic's name, which determines the records' format (schemas/README.md)."""
+def _decoder(log: EventLog, topic: str, settings: Settings) -> Decode:
+    """Return the decoder by the topic's name, which determines the records' format (schemas/README.md), and
+    by its stream in the spec that the run folder keeps."""
     if topic.endswith((".samples", ".samples.late")):
         return _block
     if topic.endswith(".rows"):
         return _rows
-    from freshet.log.schema_ids import SchemaRegistry
+    from freshet.apps.recorded_spec import kept_spec, load_kept
+    from freshet.config.spec.schemas import load_schema, streams_of
+    from freshet.log.schema_ids import framed_id
 
-    registry = SchemaRegistry(log)
+    kept = kept_spec(settings)
+    spec = load_kept(kept) if kept.exists() else None
+    stream = next((s for s in streams_of(spec) if s.topic == topic), None) if spec else None
+    if spec and stream and stream.format == "bare":
+        bare = load_schema(spec, stream)
+        return lambda value: _fields(bare, value)
+    schemas = _schemas(log, settings, stream, kept)
 
     def decode(value: bytes) -> Any:
         if value[:1] in (b"{", b"["):
             return orjson.loads(value)
-        if value[:1] == b"\0":
-            return _avro(registry, value)
-        raise Corrupt("neither JSON nor Confluent-framed Avro")
+        schema_id = framed_id(value)
+        if isinstance(schemas, str):
+            return {"schema": schema_id, "bytes": value[5:].hex(), "hint": schemas}
+        return _fields(schemas(schema_id), value[5:], schema_id)
 
     return decode
 
 
-def _avro(registry: Any, value: bytes) -> Any:
+def _schemas(
+    log: EventLog, settings: Settings, stream: Stream | None, kept: Path
+) -> Callable[[int], Written] | str:
+    """Return the schemas by id, or the reason why it is not known which schemas a topic's ids mean.
+
+    Ids of a schema registry and freshet's own both count from 1, so a wrong guess would show fields that no
+    record has.
+    """
+    from freshet.apps.services import external_registry
+    from freshet.config.spec.topics import SCHEMAS_TOPIC
+    from freshet.log.schema_ids import SchemaRegistry
+
+    external = external_registry(settings)
+    if stream is None and (kept.exists() or external is not None):
+        how = "has no such topic" if kept.exists() else "does not exist"
+        return f"whose schema id it is is not known: {kept} {how}; --folder names the folder of `freshet up`"
+    if stream is not None and stream.external:
+        return external.get if external else "FRESHET_REGISTRY_URL names the registry that has this schema"
+    if SCHEMAS_TOPIC not in log.topics():  # a reader of a log creates no topic
+        return f"the log has no topic {SCHEMAS_TOPIC}"
+    if stream is None and settings.common.log_url != settings.common.run.log_url:
+        click.echo(
+            f"{kept} does not exist, so all schema ids are taken for freshet's own; fields of records that"
+            " another system writes are not real: with FRESHET_REGISTRY_URL their bytes are shown",
+            err=True,
+        )
+    return SchemaRegistry(log).get
+
+
+def _fields(schema: Written, payload: bytes, schema_id: int | None = None) -> Any:
+    """Decode the fields of a record. Raises Corrupt if bytes remain."""
     import io
 
     try:
         import fastavro
     except ImportError:
-        schema_id = int.from_bytes(value[1:5], "big")
         return {
             "schema": schema_id,
-            "bytes": value[5:].hex(),
+            "bytes": payload.hex(),
             "hint": "pip install fastavro to see the fields",
         }
     from freshet.config.avro.schema import to_json, without_defaults
 
-    schema = registry.get(int.from_bytes(value[1:5], "big"))
-    return fastavro.schemaless_reader(io.BytesIO(value[5:]), without_defaults(to_json(schema)), None)
+    data = io.BytesIO(payload)
+    found = fastavro.schemaless_reader(data, without_defaults(to_json(schema)), None)
+    if rest := len(payload) - data.tell():
+        raise Corrupt(
+            f"expected a record of schema {schema_id or 'in the spec'}, found {rest} bytes after its fields;"
+            " was it written by another schema, or with an id of another registry?"
+        )
+    return found
 
 
 def _block(value: bytes) -> Any:

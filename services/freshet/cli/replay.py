@@ -49,10 +49,12 @@ def _common(function: Callable[..., None]) -> Callable[..., None]:
             click.option(
                 "--keep",
                 type=PATH,
-                help="New or empty folder for log, rows and versions (--direct).",
+                help="New or empty folder for log, rows and versions (without --gateway).",
             ),
             click.option(
-                "--lanes", type=click.IntRange(1, 64), help="Lanes; 1 gives the same result each time."
+                "--lanes",
+                type=click.IntRange(1, 64),
+                help="Lanes; 1 gives the same result each time (without --gateway).",
             ),
             click.option(
                 "--speed",
@@ -155,13 +157,17 @@ def _run(
     set_aside: SetAside | None = None,
 ) -> None:
     from freshet.apps.replay import replay, send
-    from freshet.apps.results import outcome_text
+    from freshet.apps.results import odd_times, outcome_text
     from freshet.config.settings import load_settings
     from freshet.http import tls
     from freshet.http.token_files import read_token
 
     if options.gateway and options.direct:
         raise ConfigError("replay", "--gateway", options.gateway, "either --gateway or --direct")
+    for name, given in (("--keep", options.keep), ("--lanes", options.lanes)):
+        if options.gateway and given is not None:
+            hint = "the gateway's services have a log and lanes of their own; leave it out, or --gateway"
+            raise ConfigError("replay", name, str(given), f"no {name} beside --gateway", hint)
     began = time.perf_counter()
 
     def print_progress(stage: str, done: int) -> None:
@@ -174,7 +180,16 @@ def _run(
         tls.use(settings)
         token = read_token(settings.common.client_token_file)
         sent = send(spec, pieces, options.gateway, options.speed, progress, token)
-        emit({"events": sent}, as_json=options.as_json, text=f"\nsent {sent:,} events")
+        odd = odd_times(seen or {})
+        lines = [
+            f"\nsent {sent:,} events",
+            *(line for times in (seen or {}).values() for line in times.lines()),
+        ]
+        emit(
+            {"events": sent, **({"times": odd} if odd else {})},
+            as_json=options.as_json,
+            text="\n".join(lines),
+        )
         return
     outcome = replay(
         spec,

@@ -7,6 +7,7 @@ edges of W windows.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -108,7 +109,10 @@ class LearnerPredictions:
         return sum(int(np.count_nonzero(self._known.read(first, stop))) for first, stop in self._blocks())
 
     def add_samples(self, ids: I64, values: F32, times_ms: I64) -> None:
-        """Add samples: ids (B,), values of their labels (B,) and event times (B,)."""
+        """Add samples: ids (B,), values of their labels (B,) and event times (B,).
+
+        Raises OSError if the temporary disk is full, as all methods that add.
+        """
         if len(ids):
             self._end = max(self._end, int(ids.max()) + 1)
             self._values.write(ids, values)
@@ -276,6 +280,6 @@ class _Column:
         mapped = 0 if self._map is None else len(self._map)
         if capacity > mapped:
             mapped = max(capacity, 2 * mapped, FIRST_CAPACITY)
-            self._map = None
-            self._file.truncate(mapped * self._dtype.itemsize)
+            # A write to a hole of a mapped file on a full disk would end the process by SIGBUS.
+            os.posix_fallocate(self._file.fileno(), 0, mapped * self._dtype.itemsize)
             self._map = np.memmap(self._file, self._dtype, "r+", shape=(mapped,))

@@ -86,14 +86,15 @@ def _terms(samples: ScoredSamples, number: Bool) -> tuple[F64, I64, F64]:
     The weights are 0 for labels that are numbers: these have no histogram.
     """
     p, y, w = (column.astype(np.float64) for column in (samples.prediction, samples.value, samples.weight))
-    finite = np.isfinite(p) & np.isfinite(y)
+    predicted, valued = np.isfinite(p), np.isfinite(y)
+    finite = predicted & valued
     p, y, w = np.where(finite, p, 0.5), np.where(finite, y, 0.0), np.where(finite, w, 0.0)
     true_false = ~number
     q = np.clip(np.where(true_false, p, 0.5), PROBABILITY_FLOOR, 1 - PROBABILITY_FLOOR)
     of_true, of_false = np.log(q), np.log1p(-q)
     loss = np.where(true_false, -(y * of_true + (1 - y) * of_false), 0.0)
     error = p - y
-    columns = (finite, w, w * p, w * y, w * loss, w * error**2, w * np.abs(error), ~finite, w * w)
+    columns = (finite, w, w * p, w * y, w * loss, w * error**2, w * np.abs(error), valued & ~predicted, w * w)
     sums, counts = np.empty((len(SUMS), len(p))), np.empty((2, len(p)))
     for row, column in zip(sums, columns, strict=True):
         row[:] = column

@@ -34,7 +34,7 @@ from freshet.config.spec.rules import bounds_text, within
 from freshet.config.spec.schemas import load_schema
 from freshet.errors import BadInput
 from freshet.features.arrow import TableEncoder, find_column, strip_null
-from freshet.features.arrow_arrays import CellFormat, Misfit, unwrap_array
+from freshet.features.arrow_arrays import CellFormat, Misfit, null_words, unwrap_array
 from freshet.features.cell_times import read_times
 from freshet.features.cells import read_booleans, read_floats
 from freshet.recordings.event_times import EventTimes
@@ -108,7 +108,8 @@ def read_samples(
 
     Args:
         request: column that groups consecutive rows with equal values into a request; all rows of a request
-            are scored before any of them trains. None: every row is a request.
+            are scored before any of them trains. A row without a value is a request of its own.
+            None: every row is a request.
         seen: checks of event times.
 
     Raises:
@@ -136,8 +137,12 @@ def _place(file: TableFile, batch: Batch, row: int) -> str:
     return file.where(batch.first + row)
 
 
+NO_REQUEST = -1
+"""Code of a row whose cell of the request column is null: the row is a request of its own."""
+
+
 class _Runs:
-    """Numbers requests: each change of the request column's value begins a new one."""
+    """Numbers requests: each change of the request column's value begins a new one, and so does each null."""
 
     def __init__(self) -> None:
         self._last: object = _Runs
@@ -149,10 +154,11 @@ class _Runs:
         if pa.types.is_nested(cells.type):
             raise BadInput(f"the column of requests is {cells.type}; expected numbers, texts or times")
         coded = cells.dictionary_encode()
-        codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        codes = coded.indices.fill_null(NO_REQUEST).to_numpy(zero_copy_only=False)
         first, last = _comparable(cells[0]), _comparable(cells[len(cells) - 1])
         change = np.diff(codes, prepend=codes[0]) != 0
         change[0] = first != self._last
+        change |= codes == NO_REQUEST
         numbers = (np.cumsum(change) + self._number).astype(np.uint64)
         self._last, self._number = last, int(numbers[-1])
         return numbers
@@ -187,8 +193,12 @@ class _Reader:
         if self._request is None:
             requests = np.arange(first_row + 1, first_row + len(rows) + 1, dtype=np.uint64)
         else:
-            requests = self._convert_column(batch, self._request, self._runs.numbers)
+            requests = self._convert_column(batch, self._request, self._number_requests)
         return SampleRows(first_row, self._schema, payloads, times_ms, labels, requests, share)
+
+    def _number_requests(self, array: Any) -> U64:
+        words = self._spec.files.text_nulls if self._file.cells else ()
+        return self._runs.numbers(null_words(array, words) if words else array)
 
     def _convert_column(self, batch: Batch, column: str, convert: Callable[[Any], Any]) -> Any:
         try:
@@ -278,13 +288,13 @@ def _infer_types(spec: Spec, files: Sequence[TableFile], columns: Sequence[Seque
     if not ids:
         return types
     kinds: dict[str, set[str]] = {path: set() for path in ids}
-    lists: set[str] = set()
+    separator = spec.files.list_separator
+    lists = {path for path, feature in ids.items() if feature.kind == "list" and separator is not None}
     for file, names in zip(files, columns, strict=True):
         _add_kinds(spec, file, names, kinds, lists)
-    for path, feature in ids.items():
+    for path in ids:
         type_ = _common_type(path, kinds[path])
-        is_list = path in lists or (feature.kind == "list" and spec.files.list_separator is not None)
-        types[path] = Array(type_) if is_list else type_
+        types[path] = Array(type_) if path in lists else type_
     return types
 
 
@@ -301,7 +311,7 @@ def _add_kinds(
         for batch in file.batches(file.columns_of(open_)) if open_ else ():
             for path in open_:
                 if "text" not in kinds[path]:
-                    kinds[path] |= _kinds_of_cells(spec, find_column(batch.rows, path))
+                    kinds[path] |= _kinds_of_cells(spec, find_column(batch.rows, path), path in lists)
         return
     for batch in file.batches(names):
         for path in kinds:
@@ -313,10 +323,10 @@ def _add_kinds(
         return
 
 
-def _kinds_of_cells(spec: Spec, cells: Any) -> set[str]:
+def _kinds_of_cells(spec: Spec, cells: Any, is_list: bool) -> set[str]:
     none = pa.array([b"", *(w.encode() for w in spec.files.nulls)], cells.type)
     separator = spec.files.list_separator
-    if separator is not None:
+    if is_list and separator is not None:
         cells = pc.split_pattern(cells, separator.encode()).flatten()
     cells = pc.unique(cells.drop_null())
     values = cells.filter(pc.invert(pc.is_in(cells, value_set=none)))

@@ -320,10 +320,23 @@ class TableFile:
         except pa.ArrowInvalid as error:
             if self._has_rows():
                 raise self._bad_row(error) from error
+        except pa.ArrowKeyError as error:
+            raise self._bad_name(error) from error
         except (OSError, EOFError, zlib.error) as error:
             raise self._unreadable(error) from error
         if pending is not None:
             yield pending[0], 1.0
+
+    def _bad_name(self, error: Exception) -> BadInput:
+        """Build the error of a column that Arrow could not find by its name: the name is not UTF-8."""
+        broken = next((name for name in self.names if "\ufffd" in name), None)
+        if broken is None:
+            return self._unreadable(error)
+        return BadInput(
+            f"{self.path}, line {next(self._numbered())[0]}: expected names of columns in UTF-8, found"
+            f" {printable(broken)!r}\n"
+            '  a csv in another encoding has it in the spec: [files] encoding = "cp1252"'
+        )
 
     def _has_rows(self) -> bool:
         """Report whether rows follow the header: for Arrow, a header without a line end is an error."""

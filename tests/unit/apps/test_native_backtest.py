@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,6 +115,21 @@ def test_it_gives_the_same_result_each_time(samples: Path, tmp_path: Path) -> No
 
     assert (first.measures, first.windows) == (second.measures, second.windows)
     assert first.windows
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_full_temporary_disk_is_an_error_and_nothing_is_kept(
+    samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    def full(file: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    spec, kept = spec_of(tmp_path, 'kind = "linear"'), tmp_path / "kept"
+
+    with pytest.raises(OSError, match="No space left on device"):
+        freshet.backtest(spec, [samples], keep=kept if keep else None)
+    assert not kept.exists()
 
 
 def test_rows_of_a_backtest_are_bounded_by_memory(

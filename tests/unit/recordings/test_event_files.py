@@ -15,6 +15,7 @@ from freshet.config.spec.model import Files, TimeField
 from freshet.errors import BadInput
 from freshet.recordings.sample_files import event_rows
 from freshet.recordings.sources import json_events
+from freshet.recordings.tables import TableFile
 
 T0 = 1_700_000_000_000
 TS = TimeField(path="ts", unit="ms")
@@ -143,6 +144,22 @@ def test_two_columns_of_one_field_are_refused(tmp_path: Path, kind: str) -> None
             pq.write_table(table, path)
 
     with pytest.raises(BadInput, match=r"expected one column '(page|place.city)', found 2"):
+        read(path)
+
+
+def test_a_name_of_a_csv_column_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "events.csv"
+    path.write_bytes("request_id,ts,größe\nr,1700000000000,3\n".encode("cp1252"))
+    hint = r'\[files\] encoding = "cp1252"'
+
+    with pytest.raises(BadInput, match=rf"events.csv, line 1: expected names .* found 'gr.+e'\n.*{hint}"):
+        read(path)
+    with pytest.raises(BadInput, match="column 'größe': no field of the schema"):
+        read(path, Files(encoding="cp1252"))
+    [batch] = TableFile(path, Files()).batches(["ts"])  # a reader of other columns needs no name
+    assert batch.rows.to_pydict() == {"ts": [b"1700000000000"]}
+    path.write_text("request_id,ts,gr\ufffd\nr,1700000000000,3\n")
+    with pytest.raises(BadInput, match="column 'gr\ufffd': no field of the schema"):
         read(path)
 
 

@@ -580,6 +580,14 @@ def test_ids_without_schema_have_one_type_over_all_files(tmp_path: Path) -> None
     assert ids(tmp_path, ["NA", "NB"]) == ["NA", "NB"]
 
 
+def test_a_separator_within_an_id_is_text_without_a_schema(tmp_path: Path) -> None:
+    cells = [{"user.id": "1|2", "user.seen": "1|2"}, {"user.id": "3|4", "user.seen": "3"}]
+
+    users = [row["user"] for row in read(without_schema(tmp_path), csv_of(tmp_path, cells))]
+
+    assert [(user["id"], user["seen"]) for user in users] == [("1|2", [1, 2]), ("3|4", [3])]
+
+
 def test_ids_of_csv_and_parquet_are_the_same_without_a_schema(tmp_path: Path) -> None:
     path = tmp_path / "samples.parquet"
     pq.write_table(table_of(**{"user.id": pa.array([7.0, None, 8.0])}), path)
@@ -713,6 +721,28 @@ def test_utf_16_without_its_mark_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(BadInput, match="expected text in utf-16, found other bytes"):
         read(spec_in(tmp_path, FILES + 'encoding = "utf-16"'), path)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_row_without_request_is_a_request_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(tables, "CHUNK_ROWS", 2)  # a batch ends between two nulls
+    paths = [tmp_path / f"{i}.{kind}" for i in range(2)]
+    spec = spec_in(tmp_path, FILES + r"""text_nulls = ['\N']""")
+    for path, (empty, pages) in zip(
+        paths, [("", ["a", "a", "", "", "", ""]), (r"\N", ["", "b", "b", "", "b", "b"])], strict=True
+    ):
+        if kind == "csv":
+            lines = [",".join([*ROW.values(), page or empty]) for page in pages]
+            path.write_text("\n".join([",".join([*ROW, "page"]), *lines, ""]))
+        else:
+            table = pa.concat_tables([table_of()] * 2)
+            pq.write_table(table.append_column("page", pa.array([p or None for p in pages])), path)
+
+    numbers = np.concatenate([rows.requests for rows in read_samples(spec, paths, "page")])
+
+    assert (numbers - numbers[0]).tolist() == [0, 0, 1, 2, 3, 4, 5, 6, 6, 7, 8, 8]
 
 
 def test_times_in_nanoseconds_distinguish_requests(tmp_path: Path) -> None:

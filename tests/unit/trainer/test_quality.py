@@ -280,6 +280,7 @@ def test_one_outlier_does_not_ruin_the_totals(extreme: float) -> None:
     assert quality.outliers == (0 if np.isnan(extreme) else 1)
     for of in ("training", "popularity"):
         assert 0 < summary[of]["click"]["mse"] < 100, of
+        assert summary[of]["click"]["not_finite"] == 0, of  # of predictions, not of labels
     versions = Quality(spec)
     versions.load_state(quality.state())
     assert versions.summary()["training"]["click"]["mse"] < 100

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import Field, dataclass, fields, is_dataclass
 from typing import Any
@@ -149,7 +149,7 @@ def diff(
         if before.get(key) != after.get(key) and not _is_addition(before.get(key), after.get(key), key)
     ]
     order = ("identity", "tunable", "deployment")
-    return sorted(_merge_sections(changes), key=lambda c: order.index(c.kind))
+    return sorted(_merge_sections(changes, before.keys(), after.keys()), key=lambda c: order.index(c.kind))
 
 
 def _is_addition(old: _Entry | None, new: _Entry | None, key: str) -> bool:
@@ -167,26 +167,34 @@ def _change(key: str, old: _Entry | None, new: _Entry | None) -> Change:
     )
 
 
-def _merge_sections(changes: list[Change]) -> Iterator[Change]:
-    """Merge the changes of all keys of an added or removed label, table, feature or stream into one."""
+def _merge_sections(changes: list[Change], before: Set[str], after: Set[str]) -> Iterator[Change]:
+    """Merge the changes of all keys of an added or removed label, table, feature or stream into one.
+
+    `before` and `after` are all keys of the two specs: only a section that one of them lacks is merged.
+    """
+    one_sided = {_section_of(key) for key in before} ^ {_section_of(key) for key in after}
     seen: dict[str, Change] = {}
     for change in changes:
-        section, _, rest = change.key.partition(".")
-        name = rest.partition(".")[0]
-        added, removed = change.old is MISSING, change.new is MISSING
-        if section not in ("labels", "tables", "features", "events") or not (added or removed):
+        whole, added = _section_of(change.key), change.old is MISSING
+        if not whole or whole not in one_sided:
             yield change
             continue
-        whole = f"{section}.{name}"
         earlier = seen.get(whole)
         values = {
             **((earlier.new if added else earlier.old) if earlier else {}),
-            rest.partition(".")[2]: change.new if added else change.old,
+            change.key.removeprefix(f"{whole}."): change.new if added else change.old,
         }
         seen[whole] = Change(
             whole, "identity", MISSING if added else values, values if added else MISSING, EFFECTS["identity"]
         )
     yield from seen.values()
+
+
+def _section_of(key: str) -> str:
+    """Return `tables.item` for `tables.item.dim`; "" for a key outside labels, tables, features, events."""
+    section, _, rest = key.partition(".")
+    name = rest.partition(".")[0]
+    return f"{section}.{name}" if section in ("labels", "tables", "features", "events") else ""
 
 
 def _entries(spec: Spec) -> dict[str, _Entry]:

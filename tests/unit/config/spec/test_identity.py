@@ -1,4 +1,5 @@
 from dataclasses import fields, is_dataclass, replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from freshet.config.avro.schema import parse_schema
 from freshet.config.options import MISSING
 from freshet.config.spec import model, parse_spec
 from freshet.config.spec.identity import diff, identity_hash
+from freshet.config.spec.layout import OPTIMIZERS
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec
 from freshet.config.spec.schemas import Schemas, field_kinds, load_schemas
@@ -63,6 +65,24 @@ def test_added_feature_is_one_change() -> None:
     assert changes[0].old is MISSING
     assert changes[0].new["time"] == "weekday"
     assert str(changes[0]).startswith("features.weekday: nothing -> {")
+
+
+@pytest.mark.parametrize("option", ["optimizer", "scalar_optimizer"])
+def test_another_optimizer_changes_keys_of_its_table_only(option: str) -> None:
+    old_text = "user  = { dim = 16"
+    specs = {
+        name: feed(old_text, f'user  = {{ {option} = {{ name = "{name}" }}, dim = 16') for name in OPTIMIZERS
+    }
+    for old, new in permutations(OPTIMIZERS, 2):
+        changes = {c.key: c for c in diff(specs[old], specs[new])}
+
+        prefix = f"tables.user.{option}."
+        assert (changes[f"{prefix}name"].old, changes[f"{prefix}name"].new) == (old, new)
+        assert all(key.startswith(prefix) for key in changes), changes
+        one_sided = {key.removeprefix(prefix) for key, c in changes.items() if MISSING in (c.old, c.new)}
+        before, after = ({p.name for p in OPTIMIZERS[name].parameters} for name in (old, new))
+        assert one_sided == before ^ after
+        assert {c.kind for c in changes.values()} == {"identity"}
 
 
 def test_order_of_tables_is_identity() -> None:
