@@ -79,7 +79,7 @@ class EventExtractor:
         columns: Sequence[str] = (),
         *,
         reader: Record | None = None,
-        checked: Sequence[str] = (),
+        checked: Mapping[str, bool] | None = None,
     ) -> None:
         """Compile the program for a writer's schema.
 
@@ -88,8 +88,8 @@ class EventExtractor:
             written: Writer's schema of the events.
             columns: Paths of further scalar fields to extract.
             reader: The spec's schema of the stream, to which paths refer; None uses the writer's.
-            checked: Paths of fields that are decoded later: an event is refused if one of them cannot be read
-                as the reader's schema.
+            checked: Paths of fields that are decoded later, with whether they are read as ids: an event is
+                refused if one of them cannot be read so as the reader's schema.
 
         Raises:
             ConfigError: The reader's schema lacks a field or has it with an unsuitable type, or the writer's

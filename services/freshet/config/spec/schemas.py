@@ -201,13 +201,15 @@ def feature_fields(spec: Spec) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f.field for f in spec.features if f.field is not None))
 
 
-def fields_read(spec: Spec, role: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def fields_read(spec: Spec, role: str) -> tuple[tuple[str, ...], dict[str, bool]]:
     """Return the paths that the joiner reads of a stream's events beside key, time and id.
 
-    They are those of columns, and of values that are checked. The gateway takes them, too: an event that it
-    accepts without them is a dead letter in the joiner.
+    They are those of columns, and of values that are checked, with whether a feature reads them as ids. The
+    gateway takes them, too: an event that it accepts without them is a dead letter in the joiner.
     """
-    return label_fields(spec) if role == "action" else (), feature_fields(spec) if role == "served" else ()
+    ids = {f.field for f in spec.features if f.kind in ("id", "list")}
+    checked = {path: path in ids for path in feature_fields(spec)} if role == "served" else {}
+    return label_fields(spec) if role == "action" else (), checked
 
 
 def field_kinds(spec: Spec, schemas: Schemas) -> dict[str, str]:
