@@ -56,8 +56,9 @@ def keep_spec(spec: Spec, settings: Settings) -> None:
 
 
 def refuse_another_model(spec: Spec, schemas: Schemas, settings: Settings) -> None:
-    """Raise Mismatch if the row store belongs to another spec, with the differing edits; or if a transform's
-    code returns other numbers than it did for the newest version."""
+    """Raise Mismatch if the row store belongs to another spec, with the differing edits; if the kept schemas
+    read a field in another unit or scale; or if a transform's code returns other numbers than it did for the
+    newest version."""
     rows = open_rowstore(settings.common.rows_url)
     try:
         identity = rows.identity()
@@ -67,6 +68,7 @@ def refuse_another_model(spec: Spec, schemas: Schemas, settings: Settings) -> No
         return
     own = identity_hash(spec, schemas)
     if identity.spec_hash == own:
+        _refuse_other_readings(spec, schemas, settings, own)
         _refuse_other_outcomes(spec, settings, own)
         return
     raise Mismatch(
@@ -77,6 +79,26 @@ def refuse_another_model(spec: Spec, schemas: Schemas, settings: Settings) -> No
             or f"{_edits(spec, schemas, settings)}  undo these edits, or start a new model with --folder"
         )
     )
+
+
+def _refuse_other_readings(spec: Spec, schemas: Schemas, settings: Settings, spec_hash: str) -> None:
+    """Raise Mismatch for edits of schemas that the hash does not have.
+
+    Without a readable copy of the model's schemas no edit is known.
+    """
+    try:
+        old = load_kept(kept_spec(settings))
+        kept = load_schemas(old, str(kept_spec(settings)))
+        same = identity_hash(old, kept) == spec_hash
+    except (FreshetError, OSError):
+        return
+    edits = [c for c in diff(old, spec, kept, schemas) if c.kind == "identity"] if same else []
+    if edits:
+        raise Mismatch(
+            f"{kept_spec(settings)}: the model's schemas read fields otherwise than those of the spec\n"
+            + "".join(f"  {edit}\n" for edit in edits)
+            + "  undo these edits, or start a new model with --folder"
+        )
 
 
 def _refuse_other_outcomes(spec: Spec, settings: Settings, spec_hash: str) -> None:

@@ -18,7 +18,7 @@ from functools import cache, partial
 import numpy as np
 
 from freshet import _native
-from freshet.config.avro.schema import Array, Record, Written, field_at, spell
+from freshet.config.avro.schema import Array, Primitive, Record, Union, Written, field_at, is_null, spell
 from freshet.config.avro.types import leaf_names
 from freshet.config.spec.inputs import UNIT_NS, unit_hint
 from freshet.config.spec.model import Stream
@@ -28,7 +28,7 @@ from freshet.features.blocks import take
 from freshet.features.program import NUMBERS, TEXTS, WHY_TIME, Want, compile_program, explain_all
 from freshet.types import F64, I64, U64, Bool, BytesColumn
 
-PART, TIME, ID, NUMBER, HASH = range(5)  # EventSink in feature_events.hpp
+PART, TIME, ID, NUMBER, HASH, INT = range(6)  # EventSink in feature_events.hpp
 UNITS = {"s": 0, "ms": 1, "us": 2, "iso": 3, "ns": 4, "days": 5}
 YEAR_2100_MS = 4_102_444_800_000
 IDENTITIES = TEXTS | {"int", "long"}
@@ -38,7 +38,9 @@ IDENTITIES = TEXTS | {"int", "long"}
 class EventColumn:
     """One field of the events, with a value for each impression."""
 
-    values: F64 | U64  # (M,) numbers (booleans 0 or 1), or `hash_text` of texts; 0 where null
+    values: F64 | I64 | U64
+    """(M,) numbers (booleans 0 or 1; int64 if the reader's type is int or long), or `hash_text` of texts; 0
+    where null."""
     null: Bool  # (M,)
 
 
@@ -79,7 +81,7 @@ class EventExtractor:
         columns: Sequence[str] = (),
         *,
         reader: Record | None = None,
-        checked: Sequence[str] = (),
+        checked: Mapping[str, bool] | None = None,
     ) -> None:
         """Compile the program for a writer's schema.
 
@@ -88,8 +90,8 @@ class EventExtractor:
             written: Writer's schema of the events.
             columns: Paths of further scalar fields to extract.
             reader: The spec's schema of the stream, to which paths refer; None uses the writer's.
-            checked: Paths of fields that are decoded later: an event is refused if one of them cannot be read
-                as the reader's schema.
+            checked: Paths of fields that are decoded later, with whether they are read as ids: an event is
+                refused if one of them cannot be read so as the reader's schema.
 
         Raises:
             ConfigError: The reader's schema lacks a field or has it with an unsuitable type, or the writer's
@@ -131,6 +133,7 @@ class EventExtractor:
             wants.append(Want(stream.id, ID, 0, IDENTITIES, f"events.{stream.role}.id", symbols="texts"))
         for c, (path, kind) in enumerate(zip(self.columns, kinds, strict=True)):
             wants.append(Want(path, kind, c, TEXTS if kind == HASH else NUMBERS, "a condition on events"))
+        self._integers = {path for path, kind in zip(self.columns, kinds, strict=True) if kind == INT}
         self._program = compile_program(
             written, wants, reader=schema, explode=explode, checked=checked, where=where
         )
@@ -147,7 +150,7 @@ class EventExtractor:
             _inside(stream.time.path, explode),
             _inside(stream.id or "", explode),
             [_inside(path, explode) for path in stream.key],
-            [kind == HASH for kind in kinds],
+            [kind != NUMBER for kind in kinds],  # 64 bits: a hash, or an integer
             [_inside(path, explode) for path in self.columns],
         )
 
@@ -179,8 +182,10 @@ class EventExtractor:
             times_ms=times,
             spans=spans,
             columns={
-                path: EventColumn(numbers, null.view(np.bool_))
-                for path, (numbers, null) in zip(self.columns, columns, strict=True)
+                path: EventColumn(
+                    found.view(np.int64) if path in self._integers else found, null.view(np.bool_)
+                )
+                for path, (found, null) in zip(self.columns, columns, strict=True)
             },
             bad=failures[:, 0].copy(),
             why=self._explained(values, failures, framed=framed),
@@ -218,7 +223,13 @@ def _inside(path: str, explode: str | None) -> bool:
 
 def _column_kind(schema: Record, path: str, explode: str | None, where: str) -> int:
     found = field_at(schema, path, where).type
-    names = leaf_names(found.items if path == explode and isinstance(found, Array) else found)
+    found = found.items if path == explode and isinstance(found, Array) else found
+    names = leaf_names(found)
+    if names and all(
+        is_null(b) or (isinstance(b, Primitive) and b.name in ("int", "long"))
+        for b in (found.branches if isinstance(found, Union) else (found,))
+    ):
+        return INT
     if names and names <= NUMBERS:
         return NUMBER
     if names and names <= TEXTS:

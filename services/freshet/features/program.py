@@ -11,7 +11,7 @@ Letters: K failures.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -56,6 +56,8 @@ EXACT_DIGITS = 15
 NUMBERS = frozenset({"boolean", "int", "long", "float", "double"})
 TEXTS = frozenset({"string", "bytes", "fixed", "enum"})
 ANY_KEY = NUMBERS | TEXTS
+EXPLODED, WANTED = 1, 2  # flags of a node in avro_program.hpp
+CHECKED = -1  # kind of a want without a sink: the value is only validated
 
 WHY_TIME = "an event time that cannot be read, or outside the years 1 to 9999"
 WHY = (
@@ -122,7 +124,7 @@ def compile_program(
     *,
     reader: Record | None = None,
     explode: str | None = None,
-    checked: Iterable[str] = (),
+    checked: Mapping[str, bool] | None = None,
     where: str = "Avro schema",
     names: bool = True,
 ) -> Compiled:
@@ -133,7 +135,8 @@ def compile_program(
         wants: Values to pass on, in the order in which sinks of one field run.
         reader: Schema that the records are read as, to which paths refer; None uses the writer's.
         explode: Path of the array of impressions (event programs only).
-        checked: Paths of values that are only validated: they must resolve to the reader's schema.
+        checked: Paths of values that are only validated, with whether they are read as ids: they must resolve
+            to the reader's schema as they must for the program that reads them.
         where: Name of the writer's schema in errors.
         names: Require equal names of records, enums and fixed outside of unions, too.
 
@@ -151,7 +154,7 @@ def compile_program(
     for want in wanted:
         _check(reader, want, explode, where)
     compiler = _Compiler(Resolver.of(schema, reader, names=names), explode, where)
-    return compiler.compile(schema, reader, wanted, checked)
+    return compiler.compile(schema, reader, wanted, checked or {})
 
 
 def written_path(schema: Written, reader: Record, path: str) -> str:
@@ -228,7 +231,6 @@ class _Trie:
     """Wants by path."""
 
     here: list[Want] = field(default_factory=list)
-    checked: bool = False  # validate the value, though no sink takes it
     below: dict[str, _Trie] = field(default_factory=dict)
 
     def at(self, path: str) -> _Trie:
@@ -259,13 +261,14 @@ class _Compiler:
         self.skipped_around: dict[str, int] = {}  # enclosing skipped records: name -> node
 
     def compile(
-        self, schema: Written, reader: Record, wants: Sequence[Want], checked: Iterable[str]
+        self, schema: Written, reader: Record, wants: Sequence[Want], checked: Mapping[str, bool]
     ) -> Compiled:
         trie = _Trie()
         for want in wants:
             trie.at(want.path).here.append(want)
-        for path in checked:
-            trie.at(path).checked = True
+        for path, is_id in checked.items():
+            takes = ANY_KEY if is_id else NUMBERS
+            trie.at(path).here.append(Want(path, CHECKED, 0, takes, "a check"))
         if self.explode is not None:
             trie.at(self.explode)
         try:
@@ -387,7 +390,7 @@ class _Compiler:
                         pass
             if len(errors) == len(children):
                 raise errors[0]
-            node[2] = int(self.explodes(path))
+            node[2] = EXPLODED if self.explodes(path) else 0
             node[6] = self.add_words(len(children), *children)
         return index
 
@@ -425,7 +428,7 @@ class _Compiler:
                     self.record(written, read, trie, path)
             case Array(items), Array(into):
                 with self.node("array", null_branch, path, type_) as node:
-                    node[2] = int(self.explodes(path))
+                    node[2] = EXPLODED if self.explodes(path) else 0
                     node[6] = least_bytes(items)
                     outer, self.in_element = self.in_element, self.in_element or bool(node[2])
                     try:
@@ -440,7 +443,7 @@ class _Compiler:
         return index
 
     def wanted(self, written: Type, read: Type, trie: _Trie, path: str) -> int:
-        if trie.here or trie.below or trie.checked or path == self.explode:
+        if trie.here or trie.below or path == self.explode:
             return self.read(written, read, trie, path)
         return self.skip(written, path)
 
@@ -495,7 +498,7 @@ class _Compiler:
 
     def leaf(self, written: Type, read: Type, trie: _Trie, path: str, null_branch: int, type_: str) -> None:
         wants = [want for want in trie.here if leaf_name(read) in want.takes]
-        how = self.conversion(written, read, wants, path) if wants or trie.checked else ()
+        how = self.conversion(written, read, wants, path) if wants else ()
         with self.node("convert" if how else op_of(written), null_branch, path, type_) as node:
             if how:
                 node[6] = self.add_words(*how)
@@ -503,9 +506,11 @@ class _Compiler:
                 node[6] = written.size
             elif isinstance(written, Enum):
                 node[6] = len(written.symbols)
+            node[2] = WANTED if wants else 0
             node[4] = len(self.sinks)
             for want in wants:
-                self.sink(want, written, read)
+                if want.kind != CHECKED:
+                    self.sink(want, written, read)
             node[5] = len(self.sinks)
 
     def conversion(self, written: Type, read: Type, wants: Sequence[Want], path: str) -> tuple[int, ...]:

@@ -277,7 +277,8 @@ class SpecDecoder:
         for stream in (events.served, events.shown, events.action):
             if stream is not None and stream.format in ("json", "bare"):
                 schema = (frameless or {})[stream.role]
-                extractor = EventExtractor(stream, schema, fields_read(spec, stream.role)[0])
+                columns, checked = fields_read(spec, stream.role)
+                extractor = EventExtractor(stream, schema, columns, checked=checked)
                 self._frameless[stream.role] = (schemas.register(schema), extractor)
                 if stream.format == "json":
                     self._json[stream.role] = JsonTranscoder(schema, ignore_unknown=True)
@@ -449,7 +450,7 @@ class SpecDecoder:
         if stream.role == "served":
             self._derived(written)
         columns, checked = fields_read(self._spec, stream.role)
-        return EventExtractor(stream, written, columns, reader=reader, checked=checked if reader else ())
+        return EventExtractor(stream, written, columns, reader=reader, checked=checked)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

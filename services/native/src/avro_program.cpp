@@ -36,11 +36,13 @@ Program::Program(std::span<const int64_t> nodes, std::span<const uint64_t> sinks
     const auto* f = &nodes[static_cast<size_t>(i) * kNodeFields];
     demand(f[0] >= 0 && f[0] < kOps, "no such op");
     demand(f[1] >= 0 && f[1] <= 2, "no such null branch");
+    demand(f[2] >= 0 && f[2] <= 3, "no such flags");
     demand(f[3] > i && f[3] <= count, "a subtree ends outside");
     demand(f[4] >= 0 && f[4] <= f[5] && f[5] <= n_sinks, "sinks out of range");
     demand(f[6] >= 0 && f[6] <= UINT32_MAX, "argument out of range");
-    nodes_.push_back({static_cast<Op>(f[0]), static_cast<uint8_t>(f[1]), f[2] != 0, false, static_cast<uint32_t>(f[3]),
-                      static_cast<uint32_t>(f[4]), static_cast<uint32_t>(f[5]), static_cast<uint32_t>(f[6])});
+    nodes_.push_back({static_cast<Op>(f[0]), static_cast<uint8_t>(f[1]), (f[2] & 1) != 0, (f[2] & 2) != 0,
+                      static_cast<uint32_t>(f[3]), static_cast<uint32_t>(f[4]), static_cast<uint32_t>(f[5]),
+                      static_cast<uint32_t>(f[6])});
   }
   check(0, static_cast<uint32_t>(count), 0);
   demand(nodes_[0].op == Op::kRecord && nodes_[0].end == count, "the root is one record");

@@ -108,6 +108,9 @@ struct EventHandler {
         break;
       case EventSink::kHash:
         cell(s.slot) = {0, key_of_int(v, 0), true};
+        break;
+      case EventSink::kInt:
+        cell(s.slot) = {0, static_cast<uint64_t>(v), true};
     }
   }
 
@@ -133,6 +136,7 @@ struct EventHandler {
         cell(s.slot) = {0, key_of_bytes(p, n, 0), true};
         break;
       case EventSink::kNumber:
+      case EventSink::kInt:
         break;
     }
   }
@@ -334,6 +338,7 @@ void EventPlan::check(const Program& program) const {
         break;
       case EventSink::kNumber:
       case EventSink::kHash:
+      case EventSink::kInt:
         demand(s.slot < column_is_hash.size(), "no such column");
         break;
       default:

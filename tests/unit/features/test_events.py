@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from freshet import _native
 from freshet.config.avro.schema import Record, parse_schema, sample_schema
+from freshet.config.expression import Column, compile_condition
 from freshet.config.spec.model import Stream, TimeField
 from freshet.errors import ConfigError
 from freshet.features import EventExtractor, add_frames, frame_ids, hash_text, rows_by_id, take
@@ -231,6 +233,27 @@ def test_what_is_missing_from_the_envelope_is_named() -> None:
         (False, True, False),
         (False, False, True),
     ]
+
+
+@pytest.mark.parametrize("type_", ["long", ["null", "long"], ["null", "long", "int"]])
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_conditions_compare_neighbouring_long_ids_exactly(type_: Any, sign: str) -> None:
+    camp = parse_schema({"type": "record", "name": "C", "fields": [{"name": "camp", "type": type_}]})
+    schema = replace(action_schema(), fields=(*action_schema().fields, *camp.fields))
+    ids = [int(f"{sign}{2**53 + i}") for i in (0, 1, 2)] + [int(f"{sign}{2**63 - 1}")]
+    values = oracle.write(schema, [action(camp=i) for i in ids])
+    got = EventExtractor(actions(), schema, ["camp"]).extract(values, framed=False)
+    columns = {path: Column(c.values, c.null) for path, c in got.columns.items()}
+    one, last = f"{sign}9007199254740993", f"{sign}9223372036854775807"
+    for condition, rows in (
+        (f"action.camp == {one}", [1]),
+        (f"action.camp != {one}", [0, 2, 3]),
+        (f"action.camp in [{one}, 0.5]", [1]),
+        (f"action.camp not in [{one}, {last}]", [0, 2]),
+        (f"action.camp == {last}", [3]),
+        (f"action.camp {'<=' if sign else '>='} {one}", [1, 2, 3]),
+    ):
+        assert np.flatnonzero(compile_condition(condition).true(columns)).tolist() == rows, condition
 
 
 def test_columns_of_conditions_are_numbers_or_texts() -> None:

@@ -11,7 +11,7 @@ actions of a label sum, count, max, min and last.
 A comparison with null is false (also `!=` and `in`), and a null condition is false. Arithmetic and functions
 with a null are null, and so is arithmetic without a finite result (1 / 0). Aggregates skip nulls; without a
 value sum and count are 0, and max, min and last are null. Text is compared by its 64-bit hash, so only by
-`==`, `!=` and `in`.
+`==`, `!=` and `in`. Fields of int and long are compared exactly with integers of up to 64 bits.
 """
 
 from freshet.config.expression.columns import Column

@@ -19,7 +19,8 @@ class Column:
     """N values, with a mask of the nulls.
 
     A column of uint64 is text, by its unsalted 64-bit hash. Other dtypes are numbers, and truths as bool or
-    as 0 and 1. Signed integers are compared exactly; arithmetic converts them to float64.
+    as 0 and 1. Signed integers are compared exactly with integers of 64 bits; arithmetic, and
+    a comparison with a fraction, converts them to float64.
     """
 
     values: NDArray[Any]  # (N,)
@@ -180,5 +181,9 @@ def _in(pair: Pair, items: Sequence[Literal], negated: bool) -> Pair:
         wanted: NDArray[Any] = np.array([_hash_of(str(i.value), i.hashed) for i in items], np.uint64)
     else:
         wanted = np.array([i.value for i in items])
+        if len({type(i.value) for i in items}) > 1:  # one array of integers and fractions is not exact
+            _same_kind(values, wanted)
+            found = np.logical_or.reduce([np.equal(values, i.value) for i in items])
+            return (found != negated) & ~np.asarray(nulls, bool), False
     _same_kind(values, wanted)
     return np.isin(values, wanted, invert=negated) & ~np.asarray(nulls, bool), False

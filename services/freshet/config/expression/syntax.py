@@ -258,14 +258,15 @@ class _Parser:
             value = float(token.text)
             if value == float("inf"):
                 raise Ill(token.at, "a number that a double can hold")
-            return Literal(token.at, int(token.text) if token.text.isdigit() and value < 2**63 else value)
+            exact = token.text.isdigit() and int(token.text) < 2**63
+            return Literal(token.at, int(token.text) if exact else value)
         if token.kind == "text":
             text = re.sub(r"(?s)\\(.)", r"\1", token.text[1:-1])
             return Literal(token.at, text, None if self.hash_text is None else self.hash_text(text))
         if token.text in ("true", "false"):
             return Literal(token.at, token.text == "true")
         if token.text in ("not", "-") and token.kind != "name":
-            return Unary(token.at, token.text, self.expression(NOT if token.text == "not" else MINUS))
+            return _unary(token, self.expression(NOT if token.text == "not" else MINUS))
         if token.text == "(" and token.kind == "sign":
             inner = self.expression(0)
             self.expect(")")
@@ -293,10 +294,6 @@ class _Parser:
         while True:
             at = self.current.at
             item = self.prefixed()
-            if isinstance(item, Unary) and item.op == "-" and isinstance(item.operand, Literal):
-                number = item.operand.value
-                if isinstance(number, int | float) and not isinstance(number, bool):
-                    item = Literal(at, -number)
             if not isinstance(item, Literal) or isinstance(item.value, bool):
                 raise Ill(at, "a number or 'text'", "a list holds constants only")
             items.append(item)
@@ -347,3 +344,11 @@ class _Parser:
             raise Ill(name.at, f"{name.text}() with {low if low == high else f'{low} or {high}'} arguments")
         self.count += 1
         return Aggregate(name.at, name.text, arguments[0] if arguments else None, self.count - 1)
+
+
+def _unary(token: Token, operand: Node) -> Node:
+    """Return `not` or `-` of an operand; a negative number is a literal, so that an integer stays exact."""
+    number = operand.value if isinstance(operand, Literal) else ""
+    if token.text == "-" and isinstance(number, int | float) and not isinstance(number, bool):
+        return Literal(token.at, -number)
+    return Unary(token.at, token.text, operand)

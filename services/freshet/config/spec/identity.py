@@ -8,7 +8,8 @@ Row stores, versions and the ranks of a quorum are tied to `identity_hash`. Its 
 - The order of labels, tables and features counts, as samples and the row store hold their numbers.
 - The path of a schema file does not count. The kinds of the fields that the spec uses do: integer, fraction,
   truth or text, and whether it is a list. Other fields may be added or removed, an int may become a long, and
-  a field may become nullable.
+  a field may become nullable. Units of times, scales of decimals and 16-byte UUIDs are not hashed, as
+  hashes of existing models have none; `diff` compares them.
 
 `render` writes a spec as TOML: only values other than defaults, in one canonical order, with the generation
 of defaults, so that a later release reads the same spec, and `parse_spec(render(spec)) == spec`. Versions
@@ -38,7 +39,7 @@ from freshet.config.spec.layout import (
 )
 from freshet.config.spec.model import NEWEST_DEFAULTS, Label, Optimizer, Spec, Table, TimeField
 from freshet.config.spec.parse import with_defaults
-from freshet.config.spec.schemas import Schemas, field_kinds, streams_of
+from freshet.config.spec.schemas import Schemas, field_kinds, reading_of, streams_of
 from freshet.errors import ConfigError
 
 EFFECTS: Mapping[str, str] = {
@@ -141,7 +142,7 @@ def diff(
     before, after = _entries(old), _entries(new)
     if old_schemas is not None and new_schemas is not None:
         for entries, spec, schemas in ((before, old, old_schemas), (after, new, new_schemas)):
-            for path, kind in field_kinds(spec, schemas).items():
+            for path, kind in field_kinds(spec, schemas, reading_of).items():
                 entries[f"field {path}"] = _Entry("identity", kind, default=False)
     changes = [
         _change(key, before.get(key), after.get(key))

@@ -6,7 +6,7 @@ types that their use needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from freshet.config.avro.schema import (
     served_schema,
     spell,
 )
-from freshet.config.avro.types import decimal_scale, leaf_name, time_unit
+from freshet.config.avro.types import decimal_scale, is_uuid, leaf_name, time_unit
 from freshet.config.expression import compile_condition, compile_value
 from freshet.config.expression.compile import Kind, comparisons
 from freshet.config.options import nearest_hint
@@ -161,6 +161,25 @@ def kind_of(type_: Type) -> str:
             return leaf_name(type_)
 
 
+def reading_of(type_: Type) -> str:
+    """Return the kind of a type, with the part of its logical types that rescales numbers or changes keys.
+
+    Hashes of models have no such part, as former releases computed them by kind; `diff` compares it.
+    """
+    match type_:
+        case Array(items):
+            return f"list of {reading_of(items)}"
+        case Union(branches):
+            return " or ".join(sorted({reading_of(b) for b in branches if not is_null(b)}))
+    unit, scale, kind = time_unit(type_), decimal_scale(type_), kind_of(type_)
+    if unit is not None:
+        name = next(name for name, ns in UNIT_NS.items() if ns == unit.ns)
+        return f"{kind} ({'time of day' if unit.of_day else 'time'} in {name})"
+    if scale:
+        return f"{kind} (decimal of scale {scale})"
+    return f"{kind} (uuid of 16 bytes)" if is_uuid(type_) else kind
+
+
 def wrong_unit(type_: Type, time: TimeField) -> tuple[str, str] | None:
     """Return expectation and hint if an event's time has another unit in the schema than in the spec.
 
@@ -201,31 +220,36 @@ def feature_fields(spec: Spec) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f.field for f in spec.features if f.field is not None))
 
 
-def fields_read(spec: Spec, role: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def fields_read(spec: Spec, role: str) -> tuple[tuple[str, ...], dict[str, bool]]:
     """Return the paths that the joiner reads of a stream's events beside key, time and id.
 
-    They are those of columns, and of values that are checked. The gateway takes them, too: an event that it
-    accepts without them is a dead letter in the joiner.
+    They are those of columns, and of values that are checked, with whether a feature reads them as ids. The
+    gateway takes them, too: an event that it accepts without them is a dead letter in the joiner.
     """
-    return label_fields(spec) if role == "action" else (), feature_fields(spec) if role == "served" else ()
+    ids = {f.field for f in spec.features if f.kind in ("id", "list")}
+    checked = {path: path in ids for path in feature_fields(spec)} if role == "served" else {}
+    return label_fields(spec) if role == "action" else (), checked
 
 
-def field_kinds(spec: Spec, schemas: Schemas) -> dict[str, str]:
+def field_kinds(spec: Spec, schemas: Schemas, kind: Callable[[Type], str] = kind_of) -> dict[str, str]:
     """Return the kind of each field that the spec uses: `served.user.id` -> `integer`, `list of text`, ...
+
+    `kind` is `kind_of` or `reading_of`; the unit of an event's time is the spec's.
 
     Raises ConfigError for a field that its schema lacks.
     """
     found: dict[str, str] = {}
     for stream in streams_of(spec):
         schema = schemas.of(stream.role)
-        for path in (*stream.key, stream.time.path, *([stream.id] if stream.id else [])):
-            found[f"{stream.role}.{path}"] = kind_of(field_at(schema, path).type)
+        found[f"{stream.role}.{stream.time.path}"] = kind_of(field_at(schema, stream.time.path).type)
+        for path in (*stream.key, *([stream.id] if stream.id else [])):
+            found[f"{stream.role}.{path}"] = kind(field_at(schema, path).type)
     sample = sample_schema(schemas.served, spec.events.served.explode)
     for feature in spec.features:
         if feature.field is not None:
-            found[f"served.{feature.field}"] = kind_of(field_at(sample, feature.field).type)
+            found[f"served.{feature.field}"] = kind(field_at(sample, feature.field).type)
     for path in label_fields(spec):
-        found[f"action.{path}"] = kind_of(field_at(schemas.action, path).type)
+        found[f"action.{path}"] = kind(field_at(schemas.action, path).type)
     return dict(sorted(found.items()))
 
 

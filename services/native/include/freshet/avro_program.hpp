@@ -51,7 +51,7 @@ struct Node {
   Op op;
   uint8_t null_branch;  // 0: not nullable; 1: union of (null, this); 2: union of (this, null)
   bool explode;         // the array whose elements are impressions, or a union that holds it
-  bool wanted;          // a sink lies in the subtree, or a value that is refused
+  bool wanted;          // a sink lies in the subtree, or a value that is checked or refused: no block is skipped
   uint32_t end;         // one past the subtree
   uint32_t sink_begin;
   uint32_t sink_end;
@@ -77,7 +77,7 @@ class Program {
   static constexpr size_t kMaxDepth = 160;
 
   // Args:
-  //   nodes: (n * 7) op, null_branch, explode, end, sink_begin, sink_end, arg.
+  //   nodes: (n * 7) op, null_branch, flags (1: explode, 2: wanted), end, sink_begin, sink_end, arg.
   //   sinks: (m * 5) kind, slot, salt, words_begin, words_size.
   //   words: numbers that nodes and sinks refer to. At a union's arg: how many branches, then the node of each. At a
   //          map's arg: how many keys are looked up, then for each its node and its string.

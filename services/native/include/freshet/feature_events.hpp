@@ -20,6 +20,7 @@ enum class EventSink : uint32_t {
   kId,      // the event's id
   kNumber,  // column `slot`, a number
   kHash,    // column `slot`, the unsalted key of a string; an enum's are in the words
+  kInt,     // column `slot`, an int or long, exact: its 64 bits stand in the hashes
 };
 
 enum class TimeUnit : uint32_t { kSeconds, kMillis, kMicros, kIso, kNanos, kDays };
@@ -30,7 +31,7 @@ struct EventPlan {
   bool time_in_element = false;
   bool id_in_element = false;
   std::vector<uint8_t> part_in_element;    // (K,)
-  std::vector<uint8_t> column_is_hash;     // (C,)
+  std::vector<uint8_t> column_is_hash;     // (C,) a hash, or an int: not a double
   std::vector<uint8_t> column_in_element;  // (C,)
 
   // Throws std::invalid_argument if a sink of the program does not fit.
