@@ -115,7 +115,8 @@ def ftrl(p: Mapping[str, float], w: F32, state: F32, g: F32) -> None:
     lr, beta, l1, l2 = above_zero(p, "lr"), *(f(p[name]) for name in ("beta", "l1", "l2"))
     after = add_square(total, g * g)
     root = np.sqrt(after)
-    z[:] = bounded(z + (g - bounded((root - np.sqrt(total)) / lr) * w))
+    sigma = bounded(((root - np.sqrt(total)) / lr).astype(np.float32))
+    z[:] = bounded(z + (g - sigma * w))
     total[:] = after
     moved = -(z - np.copysign(l1, z)) / ((beta + root) / lr + l2)
     w[:] = np.where(np.abs(z) <= l1, f(0), bounded(moved))
