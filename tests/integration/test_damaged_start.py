@@ -11,17 +11,24 @@ import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from bench.workload import Workload, append, plain_spec
+from bench import workload
+from bench.workload import Arrays, Workload, append, plain_spec
 from freshet.apps import services, trainer
 from freshet.apps.pipeline import Pipeline
 from freshet.cli.rows import command
 from freshet.config.settings import load_settings
 from freshet.config.spec.model import Spec
+from freshet.config.spec.parse import parse_spec
+from freshet.errors import Corrupt
 from freshet.process.ports import lease_ports
+from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.testing.conditions import wait_until
+from freshet.types import Bucket
+from tests.fixtures.shards import write_refused_row
 
 WITHIN_S = 60.0
 
@@ -115,3 +122,35 @@ def test_a_trainer_that_waits_for_repair_stops_at_a_signal(tmp_path: Path) -> No
     stop.set()
     thread.join(WITHIN_S)
     assert not thread.is_alive()
+
+
+def test_a_trainer_takes_rows_with_a_refused_record_as_damaged(tmp_path: Path) -> None:
+    spec = trained(tmp_path)
+    every = [Bucket(bucket) for bucket in range(spec.buckets)]
+    with contextlib.closing(SqliteRowStore(tmp_path / "rows" / "rows.sqlite")) as rows:
+        trainer._check_rows(rows, spec)
+        write_refused_row(rows, max(bucket for bucket, meta in rows.metas(every).items() if meta.rows))
+
+        with pytest.raises(Corrupt, match="it holds a value that is not finite"):
+            trainer._check_rows(rows, spec)
+
+
+def test_huge_labels_leave_rows_that_a_restart_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gradient whose square is just finite is taken; their sum must not become infinite."""
+    label = "click = { on = \"action.type == 'click'\", "
+    valued = f"""{label}value = "max(action.price)", loss = "mse", """
+    monkeypatch.setattr(workload, "parse_spec", lambda text: parse_spec(text.replace(label, valued)))
+    spec = replace(plain_spec("", ids=2), buckets=16)
+    [trained_label] = spec.labels
+    assert trained_label.loss == "mse"
+    arrays = Workload(rows=4096, cardinality=2).arrays()
+    values = np.random.default_rng(1).uniform(1, 10, 4096).astype(np.float32)
+    values[600::257] = 3e19
+    pipeline = Pipeline(spec, tmp_path, 1)
+    append(pipeline, Arrays(arrays.ids, arrays.dense, values))
+    assert pipeline.train(lambda _: None).samples == 4096
+    pipeline.close()
+
+    again = Pipeline(spec, tmp_path, 1)
+    assert again.train(lambda _: None).samples == 0
+    again.close()

@@ -20,6 +20,7 @@ from freshet.apps.row_memory import trainer_rows_bound
 from freshet.batches.stream import BatchStream, RecentSamples
 from freshet.config.settings import Settings
 from freshet.config.spec.identity import identity_hash
+from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import load_schemas, sample_reader
 from freshet.config.spec.transforms import check_outcomes
@@ -33,6 +34,7 @@ from freshet.observability.metrics import CachedGauge, register
 from freshet.process.lifecycle import CLOSE_S, LAST_S, Cleanup, Drain, interruptible_start
 from freshet.process.telemetry import service_registry
 from freshet.rows.store import RowStore
+from freshet.tables import Store
 from freshet.trainer.gradient_sums import GradientSums
 from freshet.trainer.membership import FixedMembership, QuorumOptions
 from freshet.trainer.process_group import ProcessGroup
@@ -361,7 +363,7 @@ def run(spec: Spec, settings: Settings, stop: threading.Event) -> None:
                 return open_rowstore(settings.common.rows_url)
 
             with interruptible_start(stop):
-                opened = _start_when_repaired(open_rows, spec.buckets, start, stop, damage)
+                opened = _start_when_repaired(open_rows, spec, start, stop, damage)
                 if opened is not None:
                     cleanup.add("rows", opened[0].close)
                     training.append(opened[1])
@@ -383,7 +385,7 @@ duration."""
 
 def _start_when_repaired(
     open_rows: Callable[[], RowStore],
-    buckets: int,
+    spec: Spec,
     start: Callable[[RowStore], TrainerProcess],
     stop: threading.Event,
     damage: list[str],
@@ -400,7 +402,7 @@ def _start_when_repaired(
                 rows = open_rows()
                 stack.callback(rows.close)
                 if damage:  # check before claiming: `freshet rows mend` needs unclaimed buckets
-                    _check_rows(rows, buckets)
+                    _check_rows(rows, spec)
                 training = start(rows)
             except Corrupt as error:
                 if not damage:
@@ -414,9 +416,10 @@ def _start_when_repaired(
             return None
 
 
-def _check_rows(rows: RowStore, buckets: int) -> None:
+def _check_rows(rows: RowStore, spec: Spec) -> None:
     """Raise Corrupt if any rows are damaged."""
-    every = [Bucket(bucket) for bucket in range(buckets)]
+    every = [Bucket(bucket) for bucket in range(spec.buckets)]
+    store = Store.of(spec, layout_of(spec), changes=False, owned=False)  # empty: it only checks records
     rows.metas(every)
-    for _ in rows.scan(every):
-        pass
+    for runs in rows.scan(every):
+        store.unpack_runs(runs)

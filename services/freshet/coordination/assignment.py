@@ -6,6 +6,7 @@ B buckets of the model.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -96,31 +97,35 @@ class ShardMap:
 
     def __init__(self, claims: Claims, buckets: int) -> None:
         self._claims, self._slices, self._buckets = claims, slices_of(buckets), buckets
-        self._seen = -1
+        self._lock = threading.Lock()  # held to read claims: a later read never yields earlier owners
         self._fences: Mapping[str, int] = {}
-        self._owners = Owners(0, (), np.full(buckets, NO_OWNER, np.int64))
+        # The changes of claims that the owners include; replaced as one.
+        self._seen = -1, Owners(0, (), np.full(buckets, NO_OWNER, np.int64))
 
     def __call__(self) -> Owners:
         """Return the present owners; cheap while nothing changes."""
-        seen = self._claims.changes
-        if seen != self._seen:
-            self._read()
-            self._seen = seen
-        return self._owners
+        seen, owners = self._seen
+        if seen == self._claims.changes:
+            return owners
+        with self._lock:
+            changes = self._claims.changes
+            if changes != self._seen[0]:
+                self._seen = changes, self._read(self._seen[1])
+            return self._seen[1]
 
-    def _read(self) -> None:
+    def _read(self, former: Owners) -> Owners:
         claims = self._claims.owners()
         owned = {thing: claim for thing in self._slices if (claim := claims.get(thing)) and _answers(claim)}
         fences = {thing: int(claim.fence) for thing, claim in owned.items()}
         if fences == self._fences:
-            return
+            return former
         addresses = sorted({address_of(claim.owner) or "" for claim in owned.values()})
         of_bucket: I64 = np.full(self._buckets, NO_OWNER, np.int64)
         for thing, claim in owned.items():
             buckets = self._slices[thing]
             of_bucket[buckets.start : buckets.stop] = addresses.index(address_of(claim.owner) or "")
         self._fences = fences
-        self._owners = Owners(self._owners.number + 1, tuple(addresses), of_bucket)
+        return Owners(former.number + 1, tuple(addresses), of_bucket)
 
 
 def _answers(claim: Claim) -> bool:

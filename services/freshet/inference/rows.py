@@ -38,7 +38,7 @@ from freshet.observability.tracing import now_ns
 from freshet.rows.deltas import decode_rows
 from freshet.rows.store import RowStore, TellsDamage
 from freshet.tables import NO_BOUND, RowsBound, SsdRows, Store, UniqueKeys
-from freshet.tables.runs import runs_of
+from freshet.tables.runs import sound_runs
 from freshet.types import (
     F32,
     I64,
@@ -51,7 +51,6 @@ from freshet.types import (
     Fence,
     Records,
     RowRuns,
-    Run,
     TopicPartition,
     bucket_of,
 )
@@ -124,23 +123,9 @@ class ServingTable:
 
     def import_sound(self, runs: RowRuns) -> int:
         """Import the valid rows of runs that `import_runs` refuses; return the number of the others."""
-        left_out = 0
-        for run in runs:
-            width = int(runs.widths[run.table])
-            waiting = [np.arange(len(run.keys))]
-            while waiting:
-                some = waiting.pop()
-                if not len(some):
-                    continue
-                part = Run(run.bucket, run.table, run.keys[some], run.keys[:0], run.records[some])
-                try:
-                    self.import_runs(runs_of([part], runs.widths))
-                except (Corrupt, ValueError):
-                    if len(some) == 1 or not width:
-                        left_out += len(some)
-                    else:
-                        waiting += [some[: len(some) // 2], some[len(some) // 2 :]]
-        return left_out
+        sound, reasons = sound_runs(runs, self._unpacker.unpack_runs)
+        self.import_runs(sound)
+        return len(reasons)
 
     def import_values(self, table: int, keys: U64, values: F32, *, event_time_ms: int = 0) -> None:
         """Set rows: (N,) uint64 keys, (N, S) float32 values that learned from events up to this time.

@@ -232,7 +232,8 @@ class OwnedBuckets:
         returned by `pop_conflicted`.
 
         Raises:
-            Unavailable: the row store is away; the next call loads this part again.
+            Unavailable: the row store is away, or a damage was gone when its bucket was read again; the next
+                call loads this part again.
         """
         with self._lock:
             part = self._waiting[0] if self._waiting else None
@@ -244,7 +245,9 @@ class OwnedBuckets:
         except _Stopped:
             return
         except Corrupt as error:
-            damaged = damaged_buckets(self._rows, wanted) or {wanted[0]: str(error)}
+            damaged = damaged_buckets(self._rows, self._store, wanted)
+            if not damaged:
+                raise Unavailable(f"rows could not be read, but each bucket alone could: {error}") from error
             for bucket, reason in damaged.items():
                 log.error("a bucket is damaged and dropped", reason=f"bucket {bucket}: {reason}")
             # The next call loads the part's other buckets.
@@ -326,7 +329,9 @@ class OwnedBuckets:
                 found = self._import(list(waiting), imported, stopping)
                 metas = self._rows.metas(list(waiting))
             except Corrupt as error:
-                raise _damaged_error(damaged_buckets(self._rows, list(claimed)), error) from error
+                raise _damaged_error(
+                    damaged_buckets(self._rows, self._store, list(claimed)), error
+                ) from error
             for bucket, after in metas.items():
                 if after.fence > fence:
                     raise Fenced(f"bucket {bucket} was claimed by a higher fence while it was read")
@@ -427,14 +432,17 @@ class _Stopped(Unavailable):
     """The process stops while buckets are read."""
 
 
-def damaged_buckets(rows: RowStore, buckets: Sequence[Bucket]) -> dict[Bucket, str]:
-    """Return {damaged bucket: reason}; each bucket is read by itself. Raises Unavailable."""
+def damaged_buckets(rows: RowStore, store: Store, buckets: Sequence[Bucket]) -> dict[Bucket, str]:
+    """Return {damaged bucket: reason}; each bucket is read by itself.
+
+    Its records are checked as `store` checks what it imports. Raises Unavailable.
+    """
     damaged: dict[Bucket, str] = {}
     for bucket in buckets:
         try:
             rows.metas([bucket])
-            for _ in rows.scan([bucket]):
-                pass
+            for runs in rows.scan([bucket]):
+                store.unpack_runs(runs)
         except Corrupt as error:
             damaged[bucket] = str(error)
     return damaged

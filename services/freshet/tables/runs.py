@@ -6,7 +6,7 @@ N keys, K buckets, P pages.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -178,6 +178,31 @@ def check_runs(runs: RowRuns) -> None:
     """Raise ValueError if runs are unsorted, outside the body or of unknown tables; rows are not checked."""
     if fault := _native.runs_fault(*native_parts(runs), runs.widths):
         raise ValueError(fault)
+
+
+def sound_runs(runs: RowRuns, check: Callable[[RowRuns], object]) -> tuple[RowRuns, list[str]]:
+    """Return the runs without the rows that `check` refuses, and the reason for each of those.
+
+    `check` raises Corrupt, as `Store.unpack_runs` does.
+    """
+    kept: list[Run] = []
+    reasons: list[str] = []
+    for run in runs:
+        good = np.ones(len(run.keys), bool)
+        waiting = [np.arange(len(good))] if len(good) else []
+        while waiting:
+            some = waiting.pop()
+            part = Run(run.bucket, run.table, run.keys[some], run.keys[:0], run.records[some])
+            try:
+                check(runs_of([part], runs.widths))
+            except (Corrupt, ValueError) as error:
+                if len(some) == 1 or not runs.widths[run.table]:
+                    good[some] = False
+                    reasons += [str(error)] * len(some)
+                else:
+                    waiting += [some[len(some) // 2 :], some[: len(some) // 2]]
+        kept.append(Run(run.bucket, run.table, run.keys[good], run.removed, run.records[good]))
+    return (runs_of(kept, runs.widths) if reasons else runs), reasons
 
 
 def merge_runs(

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <set>
 #include <stdexcept>
 #include <utility>
@@ -42,6 +43,13 @@ FRESHET_INLINE double power(double beta, uint32_t t) {
   return result;
 }
 
+// A step leaves only finite floats: `packed_fault` refuses others, so a store with one could not start again. Squared
+// gradients are finite, but not their sums, nor quotients by roots close to 0. Ordinary floats keep their bits.
+constexpr float kMostSum = std::numeric_limits<float>::max();
+constexpr float kMostValue = 0x1.fep127f;  // the largest bf16, which no rounding takes to infinity
+FRESHET_INLINE float add_square(float sum, float squared) { return std::min(sum + squared, kMostSum); }
+FRESHET_INLINE float bounded(float x) { return std::min(std::max(x, -kMostValue), kMostValue); }
+
 // The per-step constants of a slot: the rate of rules that have one for the whole row (SGD, row-wise Adagrad),
 // Adam's corrections of the bias towards 0, and the value of rule count.
 struct Prepared {
@@ -59,11 +67,11 @@ FRESHET_INLINE Prepared prepare(const Slot& s, float* state, const float* gradie
   if (s.rule == Rule::sgd) {
     p.rate = s.lr;
   } else if (s.rule == Rule::rowwise_adagrad) {
-    state[0] += squared / static_cast<float>(s.width);
-    p.rate = s.lr / (std::sqrt(state[0]) + s.eps);
+    state[0] = add_square(state[0], squared / static_cast<float>(s.width));
+    p.rate = bounded(s.lr / (std::sqrt(state[0]) + s.eps));
   } else if (s.rule == Rule::rowwise_rmsprop) {
-    state[0] = s.beta2 * state[0] + (1.0f - s.beta2) * (squared / static_cast<float>(s.width));
-    p.rate = s.lr / (std::sqrt(state[0]) + s.eps);
+    state[0] = add_square(s.beta2 * state[0], (1.0f - s.beta2) * (squared / static_cast<float>(s.width)));
+    p.rate = bounded(s.lr / (std::sqrt(state[0]) + s.eps));
   } else if (s.rule == Rule::adam) {
     state[0] = std::min(std::max(state[0], 0.0f) + 1.0f, most_steps);
     const uint32_t t = static_cast<uint32_t>(state[0]);
@@ -83,7 +91,7 @@ FRESHET_INLINE void step_adagrad(const Slot& s, float* w, const float* g, float*
   float sum[N];
   std::memcpy(sum, sums, sizeof sum);
   for (uint32_t i = 0; i < N; i++) {
-    sum[i] += g[i] * g[i];
+    sum[i] = add_square(sum[i], g[i] * g[i]);
     w[i] -= s.lr * g[i] / (std::sqrt(sum[i]) + s.eps);
   }
   std::memcpy(sums, sum, sizeof sum);
@@ -97,8 +105,8 @@ FRESHET_INLINE void step_adam(const Slot& s, const Prepared& p, float* w, const 
   std::memcpy(q, squares, sizeof q);
   for (uint32_t i = 0; i < N; i++) {
     m[i] = s.beta1 * m[i] + (1.0f - s.beta1) * g[i];
-    q[i] = s.beta2 * q[i] + (1.0f - s.beta2) * g[i] * g[i];
-    w[i] -= s.lr * (m[i] / p.correct_mean) / (std::sqrt(q[i] / p.correct_square) + s.eps);
+    q[i] = add_square(s.beta2 * q[i], (1.0f - s.beta2) * g[i] * g[i]);
+    w[i] = bounded(w[i] - s.lr * (m[i] / p.correct_mean) / (std::sqrt(q[i] / p.correct_square) + s.eps));
   }
   std::memcpy(means, m, sizeof m);
   std::memcpy(squares, q, sizeof q);
@@ -110,14 +118,14 @@ FRESHET_INLINE void step_ftrl(const Slot& s, float* w, const float* g, float* ev
   std::memcpy(z, evidence, sizeof z);
   std::memcpy(sum, sums, sizeof sum);
   for (uint32_t i = 0; i < N; i++) {
-    const float next = sum[i] + g[i] * g[i];
+    const float next = add_square(sum[i], g[i] * g[i]);
     const float root = std::sqrt(next);
-    const float sigma = (root - std::sqrt(sum[i])) / s.lr;
-    z[i] += g[i] - sigma * w[i];
+    const float sigma = bounded((root - std::sqrt(sum[i])) / s.lr);
+    z[i] = bounded(z[i] + (g[i] - sigma * w[i]));
     sum[i] = next;
     const float shrunk = z[i] - std::copysign(s.l1, z[i]);
     const float moved = -shrunk / ((s.beta + root) / s.lr + s.l2);
-    w[i] = std::abs(z[i]) <= s.l1 ? 0.0f : moved;
+    w[i] = std::abs(z[i]) <= s.l1 ? 0.0f : bounded(moved);
   }
   std::memcpy(evidence, z, sizeof z);
   std::memcpy(sums, sum, sizeof sum);
@@ -207,7 +215,7 @@ struct Singles {
     std::memcpy(g, gradient, sizeof g);
     std::memcpy(sum, sums, sizeof sum);
     for (uint32_t i = 0; i < 4; i++) {
-      sum[i] += g[i] * g[i];
+      sum[i] = add_square(sum[i], g[i] * g[i]);
       w[i] -= lr[i] * g[i] / (std::sqrt(sum[i]) + eps[i]);
     }
     std::memcpy(values, w, 4 * N);
@@ -329,7 +337,9 @@ void read_parameters(Slot& slot, const SlotSpec& spec) {
     if (found == spec.parameters.end())
       throw std::invalid_argument(spec.rule + " needs the parameter " + name + ", which is missing");
     used.insert(name);
-    return static_cast<float>(found->second);
+    const float value = static_cast<float>(found->second);
+    if (value == 0.0f && found->second > 0.0) return std::numeric_limits<float>::denorm_min();  // it may be a divisor
+    return value;
   };
   if (slot.rule != Rule::count) slot.lr = take("lr");
   if (slot.rule == Rule::rowwise_rmsprop) slot.beta2 = take("decay");
@@ -421,7 +431,7 @@ void RowLayout::initial_state(const float* values, float* out) const {
     // FTRL's value follows from z alone: start with the z that yields the initial value.
     for (uint32_t i = 0; i < s.width; i++) {
       const float w = values[s.start + i];
-      state[i] = w == 0.0f ? 0.0f : -w * (s.beta / s.lr + s.l2) - std::copysign(s.l1, w);
+      state[i] = w == 0.0f ? 0.0f : bounded(-w * (s.beta / s.lr + s.l2) - std::copysign(s.l1, w));
     }
   }
 }

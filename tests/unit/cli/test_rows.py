@@ -12,11 +12,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from freshet.cli.rows import command
-from freshet.errors import Corrupt
+from freshet.errors import ConfigError, Corrupt
+from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.log.topics import ensure_topics
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.testing.contracts.rowstore import BUCKETS, rows_of
-from freshet.types import Bucket
+from freshet.types import Bucket, Fence
 from tests.fixtures.bucket_owner import Owner
+from tests.fixtures.shards import PARSED, SPEC, push, shard_of, write_refused_row
 
 
 @pytest.fixture
@@ -48,7 +51,7 @@ def test_a_sound_store_is_said_to_be_sound(file: Path) -> None:
 
     assert done.exit_code == 0, done.output
     assert f"all {BUCKETS} buckets can be read" in done.output
-    assert json_of("mend") == {"buckets": BUCKETS, "damaged": []}
+    assert json_of("mend") == {"buckets": BUCKETS, "damaged": [], "records_checked": False}
 
 
 @pytest.mark.parametrize("to", ["x''", "substr(body, 1, 30)", "randomblob(900)"])
@@ -90,3 +93,45 @@ def test_damaged_meta_is_reported_and_not_repaired(file: Path) -> None:
     assert [(one["bucket"], one["rows"]) for one in json_of("check")["damaged"]] == [(2, None)]
     done = run("mend", "--give-up-rows")
     assert isinstance(done.exception, Corrupt)
+
+
+def test_rows_that_shards_refuse_are_named_and_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, spec = tmp_path / "learned.sqlite", tmp_path / "freshet.toml"
+    spec.write_text(SPEC)
+    monkeypatch.setenv("FRESHET_COMMON_ROWS_URL", f"sqlite:{url}")
+    every = [Bucket(bucket) for bucket in range(PARSED.buckets)]
+    with (
+        contextlib.closing(SqliteRowStore(url)) as store,
+        contextlib.closing(SqliteEventLog(tmp_path)) as log,
+    ):
+        ensure_topics(log, PARSED)
+        shard = shard_of(log, store, "former")
+        shard.buckets.create()
+        shard.buckets.claim(every, Fence(1), whole=True)
+        push(shard, 0, 0)
+        shard.flush()
+        before = store.metas(every)
+        key = write_refused_row(store, 6)
+
+        assert "values and optimiser state were not checked" in run("check").output
+        [found] = json_of("check", "--spec", str(spec))["damaged"]
+        done = run("mend", "--give-up-rows", "--spec", str(spec))
+
+        assert (found["bucket"], found["rows"], found["lost"]) == (6, before[every[6]].rows, 1)
+        assert f"bucket 6, key {key}: it holds a value that is not finite" in found["damage"][0]
+        assert done.exit_code == 0, done.output
+        assert json_of("check", "--spec", str(spec))["damaged"] == []
+        stored = sum(meta.rows for meta in before.values())
+        assert shard_of(log, store, "heir").buckets.claim(every, Fence(2), whole=True) == stored - 1
+
+
+def test_records_are_not_checked_by_another_models_spec(file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text(SPEC)
+
+    done = run("check", "--spec", str(other))
+
+    assert isinstance(done.exception, ConfigError)
+    assert "pass the spec of m by --spec" in str(done.exception)

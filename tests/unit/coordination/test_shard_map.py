@@ -1,15 +1,21 @@
 """Shard map, as a client of several shards reads it from the claims."""
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from freshet.coordination.assignment import ShardMap, address_of, lease_of, owner_text, slices_of
+from freshet.coordination import assignment
+from freshet.coordination.assignment import Owners, ShardMap, address_of, lease_of, owner_text, slices_of
+from freshet.coordination.claim_rules import Claim
 from freshet.coordination.claims import Claims
 from freshet.errors import Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.types import Fence
 
 A, B = owner_text("a", "127.0.0.1:7020", "1"), owner_text("b", "host.name:7021", "2")
 
@@ -60,3 +66,47 @@ def test_slices_of_an_embedded_shard_have_no_address(claims):
     claims.acquire_all(list(slices_of(4)), "trainer-17", time.monotonic() + 30)
     with pytest.raises(Unavailable, match="no owner"):
         ShardMap(claims, 4)().check_whole()
+
+
+def test_a_slow_read_of_claims_keeps_no_former_owners(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled = threading.Event()  # the second caller has its answer, or waits for the first
+
+    class Lock:
+        def __init__(self) -> None:
+            self._lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            if not self._lock.acquire(blocking=False):
+                settled.set()
+                self._lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self._lock.release()
+
+    class Changing:
+        """Claims that another process replaces while the first caller reads them."""
+
+        changes = 1
+        owner, fence = A, 1
+
+        def owners(self) -> dict[str, Claim]:
+            read = {name: Claim(name, self.owner, Fence(self.fence)) for name in slices_of(2)}
+            if self.changes == 1:
+                self.changes, self.owner, self.fence = 2, B, 2
+                second.start()
+                assert settled.wait(60)
+            return read
+
+    def call_second() -> None:
+        found.append(owners())
+        settled.set()
+
+    monkeypatch.setattr(assignment, "threading", SimpleNamespace(Lock=Lock), raising=False)
+    owners, found = ShardMap(cast(Claims, Changing()), 2), list[Owners]()
+    second = threading.Thread(target=call_second)
+    found.append(owners())
+    second.join(60)
+
+    newest = max(found, key=lambda one: one.number)
+    assert newest.addresses == ("host.name:7021",)
+    assert owners() is newest

@@ -15,6 +15,7 @@ import pytest
 
 from freshet.errors import Corrupt, Refused, Unavailable
 from freshet.log import EventLog
+from freshet.paramserver import buckets
 from freshet.paramserver.buckets import damaged_buckets
 from freshet.paramserver.shard import Shard
 from freshet.rows.service import RowStates
@@ -23,7 +24,7 @@ from freshet.rows.store import LostMetas
 from freshet.testing.contracts.rowservice import Row, keys_of, look_up, push_of, push_of_steps
 from freshet.testing.faults import Faulty
 from freshet.types import I64, U8, U64, Bucket, Fence, RowRuns, TopicPartition
-from tests.fixtures.shards import PARSED, TOPICS, shard_of, write_by_old_owner
+from tests.fixtures.shards import PARSED, TOPICS, shard_of, write_by_old_owner, write_refused_row
 
 STORED: list[Row] = [
     (table, (key * 0x9E3779B97F4A7C15) % (1 << 64)) for table in (0, 1) for key in range(1, 60)
@@ -581,7 +582,7 @@ def damage(tmp_path: Path, segment: int) -> bytes:
 
 def test_damaged_buckets_are_dropped_and_others_loaded(shard: Shard, rows: Watched, tmp_path: Path) -> None:
     damage(tmp_path, 2)
-    damaged = set(damaged_buckets(rows, EVERY_BUCKET))
+    damaged = set(damaged_buckets(rows, shard.store, EVERY_BUCKET))
     assert 0 < len(damaged) < len(EVERY_BUCKET)
 
     load(shard)
@@ -607,3 +608,34 @@ def test_a_whole_load_refuses_damaged_rows_by_name(
     with pytest.raises(Corrupt, match="buckets of the row store are damaged, bucket"):
         taken.buckets.claim(EVERY_BUCKET, Fence(90), whole=True)
     assert not taken.owned()
+
+
+def test_a_row_that_no_store_takes_costs_its_bucket_alone(
+    log: EventLog, rows: Watched, initial: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buckets, "PARTS", len(EVERY_BUCKET) // 4)
+    write_refused_row(rows, 6)  # the third of its part
+    heir = shard_of(log, rows, "heir")
+    heir.buckets.claim(EVERY_BUCKET, Fence(11))
+
+    load(heir)
+
+    assert heir.buckets.pop_conflicted() == {6}
+    assert set(heir.owned()) == set(EVERY_BUCKET) - {6}
+    with pytest.raises(Corrupt, match="1 buckets of the row store are damaged, bucket 6 first"):
+        shard_of(log, rows, "other").buckets.claim(EVERY_BUCKET, Fence(12), whole=True)
+
+
+def test_damage_that_is_gone_when_read_again_drops_nothing(shard: Shard, rows: Watched) -> None:
+    def fail_once() -> None:
+        rows.before_piece = lambda: None
+        raise Corrupt("a bit was flipped on the way from the disk")
+
+    rows.before_piece = fail_once
+    with pytest.raises(Unavailable, match="each bucket alone could: a bit was flipped"):
+        shard.buckets.load_next_part()
+
+    load(shard)
+
+    assert shard.buckets.pop_conflicted() == set()
+    assert set(shard.owned()) == set(EVERY_BUCKET)

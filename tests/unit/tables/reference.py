@@ -42,27 +42,46 @@ def squared_sum(x: F32) -> np.float32:
     return np.float32(lanes[0])
 
 
+MOST_SUM, MOST_VALUE = np.finfo(np.float32).max, np.uint32(0x7F7F0000).view(np.float32)
+TINY = np.finfo(np.float32).smallest_subnormal
+
+
+def add_square(total: F32 | np.float32, squared: F32 | np.float32) -> F32:
+    """Add squared gradients to their sum, which stays finite."""
+    return np.asarray(np.minimum(total + squared, MOST_SUM))
+
+
+def bounded(x: F32 | np.float32) -> F32:
+    """Limit values to those of bf16, whose largest no rounding takes to infinity."""
+    return np.asarray(np.clip(x, -MOST_VALUE, MOST_VALUE))
+
+
+def above_zero(p: Mapping[str, float], name: str) -> np.float32:
+    """Return a divisor, which float32 must not round to 0."""
+    return f(p[name]) or TINY
+
+
 def sgd(p: Mapping[str, float], w: F32, state: F32, g: F32) -> None:
     w -= f(p["lr"]) * g
 
 
 def adagrad(p: Mapping[str, float], w: F32, state: F32, g: F32) -> None:
     """Duchi et al. 2011, eq. 1, diagonal."""
-    state += g * g
-    w -= f(p["lr"]) * g / (np.sqrt(state) + f(p["eps"]))
+    state[:] = add_square(state, g * g)
+    w -= f(p["lr"]) * g / (np.sqrt(state) + above_zero(p, "eps"))
 
 
 def rowwise_adagrad(p: Mapping[str, float], w: F32, state: F32, g: F32) -> None:
     """One accumulator a row, the mean of its squared gradient: Mudigere et al. 2021, §4."""
-    state[0] += squared_sum(g) / f(len(g))
-    w -= f(p["lr"]) / (np.sqrt(state[0]) + f(p["eps"])) * g
+    state[0] = add_square(state[0], squared_sum(g) / f(len(g)))
+    w -= bounded(f(p["lr"]) / (np.sqrt(state[0]) + above_zero(p, "eps"))) * g
 
 
 def rowwise_rmsprop(p: Mapping[str, float], w: F32, state: F32, g: F32) -> None:
     """Hinton's lecture 6e of 2012, with one mean a row."""
     decay = f(p["decay"])
-    state[0] = decay * state[0] + (f(1) - decay) * (squared_sum(g) / f(len(g)))
-    w -= f(p["lr"]) / (np.sqrt(state[0]) + f(p["eps"])) * g
+    state[0] = add_square(decay * state[0], (f(1) - decay) * (squared_sum(g) / f(len(g))))
+    w -= bounded(f(p["lr"]) / (np.sqrt(state[0]) + above_zero(p, "eps"))) * g
 
 
 def adam(p: Mapping[str, float], w: F32, state: F32, g: F32) -> None:
@@ -74,8 +93,8 @@ def adam(p: Mapping[str, float], w: F32, state: F32, g: F32) -> None:
     c2 = f(1.0 - power(float(b2), int(state[0])))
     m, q = state[1 : n + 1], state[n + 1 :]
     m[:] = b1 * m + (f(1) - b1) * g
-    q[:] = b2 * q + (f(1) - b2) * g * g
-    w -= f(p["lr"]) * (m / c1) / (np.sqrt(q / c2) + f(p["eps"]))
+    q[:] = add_square(b2 * q, (f(1) - b2) * g * g)
+    w[:] = bounded(w - f(p["lr"]) * (m / c1) / (np.sqrt(q / c2) + above_zero(p, "eps")))
 
 
 def power(beta: float, t: int) -> float:
@@ -93,13 +112,14 @@ def ftrl(p: Mapping[str, float], w: F32, state: F32, g: F32) -> None:
     """McMahan et al. 2013, algorithm 1; `state`: z, sums of squares."""
     n = len(w)
     z, total = state[:n], state[n:]
-    lr, beta, l1, l2 = (f(p[name]) for name in ("lr", "beta", "l1", "l2"))
-    after = total + g * g
+    lr, beta, l1, l2 = above_zero(p, "lr"), *(f(p[name]) for name in ("beta", "l1", "l2"))
+    after = add_square(total, g * g)
     root = np.sqrt(after)
-    z += g - (root - np.sqrt(total)) / lr * w
+    sigma = bounded(((root - np.sqrt(total)) / lr).astype(np.float32))
+    z[:] = bounded(z + (g - sigma * w))
     total[:] = after
     moved = -(z - np.copysign(l1, z)) / ((beta + root) / lr + l2)
-    w[:] = np.where(np.abs(z) <= l1, f(0), moved)
+    w[:] = np.where(np.abs(z) <= l1, f(0), bounded(moved))
 
 
 COUNT_BUCKETS = 12
@@ -121,7 +141,7 @@ def first_state(name: str, p: Mapping[str, float], w: F32) -> F32:
     """Return the state of a new row."""
     n = len(w)
     if name == "ftrl":
-        z = -w * (f(p["beta"]) / f(p["lr"]) + f(p["l2"])) - np.copysign(f(p["l1"]), w)
+        z = bounded(-w * (f(p["beta"]) / above_zero(p, "lr") + f(p["l2"])) - np.copysign(f(p["l1"]), w))
         return np.concatenate([np.where(w == 0, f(0), z), np.zeros(n, np.float32)]).astype(np.float32)
     floats = {
         "sgd": 0,

@@ -96,6 +96,55 @@ def test_adagrad_that_starts_at_zero_survives_a_gradient_of_zero() -> None:
     assert np.isfinite(look_up(store, keys_of(1))).all()
 
 
+HUGE = 1.8e19  # its square is just finite
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the oracle's intermediate infinities
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("width", [1, 4, 16])
+@pytest.mark.parametrize(
+    ("name", "parameters", "gradients"),
+    [
+        *((name, {}, [HUGE] * 40) for name in RULES),
+        ("rowwise_adagrad", {"lr": 100.0, "initial_accumulator": 0.0, "eps": 1e-40}, [0.0, 1e-30]),
+        ("adagrad", {"initial_accumulator": 0.0, "eps": 1e-50}, [0.0, 1e-30]),
+        ("adam", {"lr": 100.0, "beta1": 0.999999, "beta2": 0.0, "eps": 1e-50}, [HUGE, 0.0, 0.0]),
+        ("ftrl", {"beta": 0.0}, [1e-30, HUGE, -HUGE, 1.0]),
+        ("ftrl", {"lr": 1e-50}, [1e-30, HUGE, -HUGE, 1.0]),
+    ],
+)
+def test_finite_gradients_make_rows_that_load_again(
+    name: str, parameters: dict[str, float], gradients: list[float], width: int, precision: str
+) -> None:
+    optimizer, key = rule(name, **parameters), keys_of(5)
+    made = group(("vector", width, optimizer, 0.5), precision=precision)
+    store, loaded = store_of(made), store_of(made)
+    w = look_up(store, key)[0].copy()
+    state = reference.first_state(name, optimizer.parameters, w)
+    for step, size in enumerate(gradients):
+        gradient = np.zeros((1, width), np.float32)
+        gradient[0, 0] = size
+        push(store, [(0, step, step + 1)], key, gradient)
+        reference.STEPS[name](optimizer.parameters, w, state, gradient[0])
+        if precision == "bf16":
+            w[:] = reference.to_bf16_by_chance(w, int(key[0]), step)
+
+    loaded.import_runs(store.collect_flush().runs)
+
+    np.testing.assert_array_equal(look_up(loaded, key, create=False)[0], w)
+
+
+def test_huge_gradients_of_many_slots_load_again() -> None:
+    for made in (default_group(), hedge_group(), hedge_group(precision="bf16")):
+        store, loaded = store_of(made), store_of(made)
+        gradient = np.zeros((1, made.width), np.float32)
+        gradient[0, [slot.start for slot in made.slots]] = HUGE
+        for step in range(40):
+            push(store, [(0, step, step + 1)], keys_of(5), gradient)
+        loaded.import_runs(store.collect_flush().runs)
+        np.testing.assert_array_equal(look_up(loaded, keys_of(5)), look_up(store, keys_of(5)))
+
+
 def test_initial_values_depend_on_seed_table_and_key_only() -> None:
     keys = keys_of(*range(1, 40))
 
