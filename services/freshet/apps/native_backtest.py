@@ -99,6 +99,7 @@ def run_native_pass(
         stages={**rates, "all, overlapped": samples / seconds},
         windows=measurer.windows,
         times={"samples": seen},
+        outliers=measurer.quality.outliers,
     )
 
 

@@ -105,6 +105,7 @@ class Pipeline:
             measures=training.quality.summary()["training"],
             stages={"train": samples / seconds if seconds else 0.0},
             windows=self._windows(),
+            outliers=training.quality.outliers,
         )
 
     def _windows(self) -> list[Mapping[str, Any]]:

@@ -104,6 +104,7 @@ class Outcome:
     ledger: Mapping[str, Any] | None = None  # the joiner's counts of outcomes
     windows: Sequence[Mapping[str, Any]] = ()  # records of `<model>.measures`, by event time
     times: Mapping[str, EventTimes] = field(default_factory=dict)  # by stream: findings about event times
+    outliers: int = 0  # numeric labels that the measures leave out
     set_aside: SetAside | None = None  # counts of records that the spec cannot read
     learners: Mapping[str, LearnerFigures] = field(
         default_factory=dict
@@ -131,6 +132,7 @@ class Outcome:
             "labels": {name: dict(values) for name, values in self.measures.items()},
             **({"learners": {k: v.as_json() for k, v in self.learners.items()}} if self.learners else {}),
             "stages": dict(self.stages),
+            **({"outliers": self.outliers} if self.outliers else {}),
             **({"set_aside": aside} if self.set_aside and (aside := self.set_aside.as_json()) else {}),
             **({"times": odd} if (odd := odd_times(self.times)) else {}),
             **({} if self.ledger is None else {"ledger": dict(self.ledger), "losses": self.losses}),
@@ -146,6 +148,8 @@ def outcome_text(outcome: Outcome) -> str:
         lost = "".join(f"{line}\n" for line in outcome.set_aside.lines()) + lost
     if outcome.ledger is not None and not lost:
         lost = "lost: nothing; every event was joined\n"
+    if outcome.outliers:
+        said = f"\nmeasures leave out {_counted(outcome.outliers, 'label')} far beyond the others{said}"
     samples = f"{_counted(outcome.samples, 'sample')}, {_counted(outcome.lanes, 'lane')}"
     return f"{samples}\n{lost}{rates}\n{_figures_text(outcome)}{said}"
 

@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import freshet
 from freshet.apps import native_backtest
 from freshet.apps.native_backtest import has_native_loop, prefetched
+from freshet.apps.results import outcome_text
 from freshet.apps.sample_files import block_ends, choose_ends
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec
@@ -115,6 +117,27 @@ def test_it_gives_the_same_result_each_time(samples: Path, tmp_path: Path) -> No
 
     assert (first.measures, first.windows) == (second.measures, second.windows)
     assert first.windows
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_an_outlier_among_labels_is_reported(tmp_path: Path, samples: Path, keep: bool) -> None:
+    import pyarrow as pa  # noqa: PLC0415 - slow to import
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    spec = spec_of(tmp_path, 'kind = "linear"')
+    click, buy = spec.labels
+    spec = replace(spec, labels=(replace(click, loss="mse", value="sum(action.amount)"), buy))
+    table = pq.read_table(samples)
+    spent = np.random.default_rng(1).uniform(1, 9, len(table))
+    spent[2_500] = 1e9
+    index = table.column_names.index("click")
+    pq.write_table(table.set_column(index, "click", pa.array(spent)), tmp_path / "spent.parquet")
+
+    outcome = freshet.backtest(spec, [tmp_path / "spent.parquet"], keep=tmp_path / "kept" if keep else None)
+
+    assert outcome.outliers == outcome.as_json()["outliers"] == 1
+    assert "measures leave out 1 label far beyond the others" in outcome_text(outcome)
+    assert outcome.measures["click"]["not_finite"] == 0
 
 
 @pytest.mark.parametrize("keep", [False, True])
