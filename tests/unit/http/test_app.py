@@ -201,7 +201,9 @@ def test_requests_are_counted_by_route_not_by_path(server: Running) -> None:
 def test_a_route_is_counted_from_0_before_its_first_answer() -> None:
     registry = CollectorRegistry()
     app = App(registry, BodyLimits(LIMIT, 1))
-    app.route(Endpoint("POST", "/v1/things/{name}", "Things.", (Answer(202, "kept"), Answer(422, "not"))), named)
+    app.route(
+        Endpoint("POST", "/v1/things/{name}", "Things.", (Answer(202, "kept"), Answer(422, "not"))), named
+    )
 
     labels = {"route": "/v1/things/*", "status": "202", "door": "passed"}
     assert registry.get_sample_value("freshet_http_requests_total", labels) == 0
