@@ -338,10 +338,12 @@ class _BaseClient(Generic[_Http]):
         self._gateway, self._inference = _checked(gateway), _checked(inference)
         self._retries, self._timeout_s = retries or RetryPolicy(), timeout_s
         hosts = {httpx.URL(url).host for url in (self._gateway, self._inference)}
+        direct = {f"all://[{h}]" if ":" in h else f"all://{h}" for h in hosts if _is_loopback(h)}
         self._http: _Http = self._open(
             headers=_authorization(token),
             timeout=timeout_s,
-            trust_env=not all(map(_is_loopback, hosts)),  # no proxy reaches this machine
+            trust_env=len(direct) < len(hosts),
+            mounts=dict.fromkeys(direct),  # None: no proxy, as none reaches this machine
             verify=_verification(ca_file, cert_file, key_file),
         )
 

@@ -130,6 +130,24 @@ def test_no_proxy_is_used_for_a_server_of_this_machine(
         assert len(client.actions({"id": 1}).acks) == 1
 
 
+@pytest.mark.parametrize("here", ["http://127.0.0.1:1", "http://localhost:1", "http://[::1]:1"])
+def test_a_proxy_is_used_for_the_server_elsewhere_only(
+    script: Scripted, monkeypatch: pytest.MonkeyPatch, here: str
+) -> None:
+    for name in ("all_proxy", "http_proxy"):
+        monkeypatch.setenv(name, script.url)
+    monkeypatch.delenv("no_proxy", raising=False)
+    script.answers = [AWAY]
+
+    with Client(here, "http://elsewhere:1", retries=QUICK) as client:
+        with pytest.raises(Unavailable, match="log away"):  # of the proxy
+            client.rank({}, [{}], request_id=1)
+        proxied = len(script.asked)
+        with pytest.raises(Unavailable, match="ConnectError"):
+            client.actions({"id": 1})
+    assert (proxied, len(script.asked)) == (3, 3)
+
+
 @pytest.mark.parametrize(
     "url", ["127.0.0.1:7000", "http://", "ftp://h", "http://[::1", "http://h:99999", "http://ä ü"]
 )
