@@ -254,12 +254,13 @@ class Collector:
         until = self._clock.monotonic() + READ_FOR_S
         while self._clock.monotonic() < until:
             records, anew = reading.measures.read(READ_AT_ONCE)
+            now_ms = self._clock.now_ms()
             with self._lock:
                 if anew:
                     self._history = History(self._settings.history_ms)
                     self._board.begin(reading.measures.next)
                 for offset, value in records:
-                    shown = self._history.add(offset, value)
+                    shown = self._history.add(offset, value, now_ms)
                     if shown is not None:
                         self._board.publish_record(offset, shown)
                 self._history.next = reading.measures.next

@@ -17,7 +17,7 @@ NOW = 1_800_000_000_000
 
 
 def add(history: History, *records: dict[str, Any]) -> list[dict[str, Any] | None]:
-    return [history.add(history.next, orjson.dumps({"v": 1, **record})) for record in records]
+    return [history.add(history.next, orjson.dumps({"v": 1, **record}), NOW) for record in records]
 
 
 def window(stop_ms: int, of: str = "served", **more: Any) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def test_a_drift_that_was_written_twice_is_one() -> None:
 def test_malformed_records_are_left_out(value: bytes) -> None:
     history = History(DAY)
 
-    assert history.add(41, value) is None
+    assert history.add(41, value, NOW) is None
     assert history.next == 42
 
 
@@ -145,7 +145,7 @@ KINDS = ("window", "vitals", "clicks", "drift", "verdict", "alias", "version")
 def test_no_bytes_break_the_history(values: list[bytes]) -> None:
     history = History(DAY)
     for offset, value in enumerate(values):
-        history.add(offset, value)
+        history.add(offset, value, NOW)
         record = parsed(value)
         event = version_event(record) if record is not None else None
         if event is not None:
