@@ -70,10 +70,9 @@ class Series:
         tier = next((t for t in self._tiers if t.span_ms >= span_ms), self._tiers[-1])
         return tier.since(now_ms - span_ms)
 
-    @property
-    def newest_ms(self) -> int | None:
-        """Time of the newest point."""
-        return self._tiers[0].newest_ms
+    def newest_ms(self, latest_ms: int) -> int:
+        """Return the time of the newest point up to `latest_ms`; 0 if there is none."""
+        return self._tiers[0].newest_ms(latest_ms)
 
 
 class _Tier:
@@ -84,9 +83,9 @@ class _Tier:
         self._places: list[int] = []  # rising
         self._points: list[tuple[int, Point]] = []
 
-    @property
-    def newest_ms(self) -> int | None:
-        return self._points[-1][0] if self._points else None
+    def newest_ms(self, latest_ms: int) -> int:
+        after = bisect_right(self._places, latest_ms // self._step_ms)
+        return self._points[after - 1][0] if after else 0
 
     def add(self, time_ms: int, point: Point, now_ms: int) -> None:
         place = time_ms // self._step_ms
@@ -156,10 +155,9 @@ class History:
         self._versions: deque[dict[str, Any]] = deque(maxlen=POINTS)
         self.next = 0  # first offset of the measures that was not added
 
-    @property
-    def clicks_until_ms(self) -> int:
-        """End of the newest window of clicks; 0 if there is none."""
-        return self._clicks.newest_ms or 0
+    def clicks_until_ms(self, latest_ms: int) -> int:
+        """Return the end of the newest window of clicks up to `latest_ms`; 0 if there is none."""
+        return self._clicks.newest_ms(latest_ms)
 
     @property
     def drifts(self) -> Sequence[Mapping[str, Any]]:
