@@ -232,11 +232,31 @@ def _ranking(answer: httpx.Response) -> Ranking:
     )
 
 
-def _unserved_s(answer: httpx.Response) -> float:
-    """Return the pause before the next query of an event's progress; 0: it is served."""
-    if answer.status_code == 429:
+class _Looks:
+    """The queries of one wait for progress, without I/O: pauses between them, and the outcome."""
+
+    def __init__(self) -> None:
+        self._problem = "no answer"  # of the newest complete query; "": none
+
+    def answered(self, answer: httpx.Response) -> float:
+        """Return the pause before the next query; 0: the event is served. Raises as `_body`."""
+        if answer.status_code not in _RETRIED:
+            self._problem = ""
+            return 0.0 if _body(answer, (200,))["served"] else PROGRESS_POLL_S
+        overloaded = answer.status_code == 429
+        self._problem = "" if overloaded else f"{answer.status_code}: {_message(_json_of(answer))}"
         return max(PROGRESS_POLL_S, _seconds(answer.headers.get("retry-after")))
-    return 0.0 if _body(answer, (200,))["served"] else PROGRESS_POLL_S
+
+    def failed(self, problem: httpx.TransportError) -> float:
+        """Return the pause after a query without an answer."""
+        self._problem = repr(problem)
+        return PROGRESS_POLL_S
+
+    def ended(self, url: str) -> bool:
+        """Return False: the event was not served in time. Raises Unavailable if that is not known."""
+        if self._problem:
+            raise Unavailable(f"{url}: {self._problem}; whether the event is served is not known: wait again")
+        return False
 
 
 def _nothing_done(answer: httpx.Response | None, problem: Exception | None) -> bool:
@@ -316,12 +336,14 @@ class _BaseClient(Generic[_Http]):
         retries: RetryPolicy | None = None,
     ) -> None:
         self._gateway, self._inference = _checked(gateway), _checked(inference)
-        self._retries = retries or RetryPolicy()
+        self._retries, self._timeout_s = retries or RetryPolicy(), timeout_s
         hosts = {httpx.URL(url).host for url in (self._gateway, self._inference)}
+        direct = {f"all://[{h}]" if ":" in h else f"all://{h}" for h in hosts if _is_loopback(h)}
         self._http: _Http = self._open(
             headers=_authorization(token),
             timeout=timeout_s,
-            trust_env=not all(map(_is_loopback, hosts)),  # no proxy reaches this machine
+            trust_env=len(direct) < len(hosts),
+            mounts=dict.fromkeys(direct),  # None: no proxy, as none reaches this machine
             verify=_verification(ca_file, cert_file, key_file),
         )
 
@@ -420,25 +442,37 @@ class Client(_BaseClient[httpx.Client]):
         return _ranking(self._post(f"{self._inference}/v1/rank", content, repeatable=repeatable))
 
     def wait_until_served(self, ack: Ack | Receipt, *, timeout_s: float = 30.0) -> bool:
-        """Wait until served rows have learned from an event; return False after `timeout_s`.
+        """Wait until served rows have learned from an event; return False if they have not in `timeout_s`.
 
         The inference server answers from the log and the row store (`/v1/progress`): the joiner has read the
         event, every bucket has applied its samples, and the server has those rows. An event without samples
         counts once the joiner has read it: its window is open, it is one of a model's first positives, which
         are held, or it makes none, as one that is late or a dead letter.
+
+        Temporary failures are retried until then.
+
+        Raises:
+            Unavailable: at the end of `timeout_s` the newest query had failed, or none was answered; or the
+                server has an internal error.
+            BadInput: the server refuses the query, as for a topic of another model.
         """
         acks = (ack,) if isinstance(ack, Ack) else ack.acks
-        deadline = time.monotonic() + timeout_s
+        url, looks, deadline = f"{self._inference}/v1/progress", _Looks(), time.monotonic() + timeout_s
         for one in acks:
-            while pause_s := self._unserved_s(one):
+            pause_s = PROGRESS_POLL_S
+            while pause_s:
+                patience_s = min(self._timeout_s, max(deadline - time.monotonic(), PROGRESS_POLL_S))
+                try:
+                    pause_s = looks.answered(self._http.get(url, params=_query(one), timeout=patience_s))
+                except httpx.TransportError as problem:
+                    if time.monotonic() >= deadline:  # the end may have cut this query short
+                        return looks.ended(url)
+                    pause_s = looks.failed(problem)
                 left_s = deadline - time.monotonic()
-                if left_s < 0:
-                    return False
-                time.sleep(min(pause_s, left_s))
+                if pause_s and left_s <= 0:
+                    return looks.ended(url)
+                time.sleep(max(0.0, min(pause_s, left_s)))
         return True
-
-    def _unserved_s(self, ack: Ack) -> float:
-        return _unserved_s(self._http.get(f"{self._inference}/v1/progress", params=_query(ack)))
 
     def _send(self, stream: str, events: Event | Sequence[Event]) -> Receipt:
         return _receipt(self._post(f"{self._gateway}/v1/{stream}", _json(events)))
@@ -508,17 +542,20 @@ class AsyncClient(_BaseClient[httpx.AsyncClient]):
     async def wait_until_served(self, ack: Ack | Receipt, *, timeout_s: float = 30.0) -> bool:
         """As `Client.wait_until_served`."""
         acks = (ack,) if isinstance(ack, Ack) else ack.acks
+        url, looks = f"{self._inference}/v1/progress", _Looks()
         try:
             async with asyncio.timeout(timeout_s):
                 for one in acks:
-                    while pause_s := await self._unserved_s(one):
+                    pause_s = PROGRESS_POLL_S
+                    while pause_s:
+                        try:
+                            pause_s = looks.answered(await self._http.get(url, params=_query(one)))
+                        except httpx.TransportError as problem:
+                            pause_s = looks.failed(problem)
                         await asyncio.sleep(pause_s)
         except TimeoutError:
-            return False
+            return looks.ended(url)
         return True
-
-    async def _unserved_s(self, ack: Ack) -> float:
-        return _unserved_s(await self._http.get(f"{self._inference}/v1/progress", params=_query(ack)))
 
     async def _send(self, stream: str, events: Event | Sequence[Event]) -> Receipt:
         url = f"{self._gateway}/v1/{stream}"

@@ -25,6 +25,7 @@ from freshet.console.board import Board, links_of, quality_of, segments_of, simu
 from freshet.console.core import Edge, Look, Rates, edges_of, health_of, losses_of
 from freshet.console.history import History
 from freshet.console.instances import Places, number, roles_of
+from freshet.console.segments import AHEAD_MS
 from freshet.console.served_events import ServedSample
 from freshet.console.services import Services
 from freshet.console.topic_readers import Commits, DeadLetters, Follower, Versions
@@ -254,12 +255,13 @@ class Collector:
         until = self._clock.monotonic() + READ_FOR_S
         while self._clock.monotonic() < until:
             records, anew = reading.measures.read(READ_AT_ONCE)
+            now_ms = self._clock.now_ms()
             with self._lock:
                 if anew:
                     self._history = History(self._settings.history_ms)
                     self._board.begin(reading.measures.next)
                 for offset, value in records:
-                    shown = self._history.add(offset, value)
+                    shown = self._history.add(offset, value, now_ms)
                     if shown is not None:
                         self._board.publish_record(offset, shown)
                 self._history.next = reading.measures.next
@@ -379,12 +381,15 @@ class Recorder:
         if now_s < self._due:
             return
         self._due = now_s + self._every_s
-        vitals = vitals_of(self._spec, look, edges, trace, self._clock.now_ms())
-        news = news_of(look, history, max(history.clicks_until_ms, self._clicks_until_ms))
+        now_ms = self._clock.now_ms()
+        latest_ms = now_ms + AHEAD_MS
+        written_ms = self._clicks_until_ms if self._clicks_until_ms <= latest_ms else 0
+        vitals = vitals_of(self._spec, look, edges, trace, now_ms)
+        news = news_of(look, history, max(history.clicks_until_ms(latest_ms), written_ms), latest_ms)
         values = [orjson.dumps({"v": 1, **r}, option=orjson.OPT_NON_STR_KEYS) for r in (vitals, *news)]
         self._writer.append([Append(self._topic, 0, BytesColumn.of(values))])
         ends = [r["stop_ms"] for r in news if r["kind"] == "clicks"]
-        self._clicks_until_ms = max([self._clicks_until_ms, *ends])
+        self._clicks_until_ms = max([written_ms, *ends])
 
     def close(self) -> None:
         """Close the writer."""
@@ -409,13 +414,14 @@ def vitals_of(
     }
 
 
-def news_of(look: Look, history: History, clicks_until_ms: int) -> list[dict[str, Any]]:
-    """Return windows of clicks that end after `clicks_until_ms`, and drifts that the history lacks."""
+def news_of(look: Look, history: History, clicks_until_ms: int, latest_ms: int) -> list[dict[str, Any]]:
+    """Return windows of clicks that end after `clicks_until_ms`, up to `latest_ms`, and drifts that the
+    history lacks."""
     windows, drifts = (look.figure("simulator", key) for key in ("windows", "drifts"))
     clicks = [
         {"kind": "clicks", **w}
         for w in (windows if isinstance(windows, list) else [])
-        if isinstance(w, dict) and (number(w.get("stop_ms")) or 0) > clicks_until_ms
+        if isinstance(w, dict) and clicks_until_ms < (number(w.get("stop_ms")) or 0) <= latest_ms
     ]
     known = {d["time_ms"] for d in history.drifts}
     return clicks + [

@@ -6,7 +6,7 @@ Other processes write these topics, too: a record that cannot be parsed is left 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from freshet.console.instances import number
-from freshet.console.segments import Segments
+from freshet.console.segments import AHEAD_MS, Segments
 from freshet.observability.skipped_state import skip
 from freshet.versions.promotions import PEOPLE
 
@@ -60,20 +60,19 @@ class Series:
         spans = [s for s in (HOUR_MS, 6 * HOUR_MS) if s < longest_ms]
         self._tiers = [_Tier(span, merge) for span in (*spans, longest_ms)]
 
-    def add(self, time_ms: int, point: Point) -> None:
-        """Add a point; it may be older than the newest."""
+    def add(self, time_ms: int, point: Point, now_ms: int) -> None:
+        """Add a point; it may be older than the newest, or be dated ahead of now."""
         for tier in self._tiers:
-            tier.add(time_ms, point)
+            tier.add(time_ms, point, now_ms)
 
     def last(self, span_ms: int, now_ms: int) -> list[Point]:
         """Return points of the last `span_ms`, oldest first, at most about `POINTS`."""
         tier = next((t for t in self._tiers if t.span_ms >= span_ms), self._tiers[-1])
         return tier.since(now_ms - span_ms)
 
-    @property
-    def newest_ms(self) -> int | None:
-        """Time of the newest point."""
-        return self._tiers[0].newest_ms
+    def newest_ms(self, latest_ms: int) -> int:
+        """Return the time of the newest point up to `latest_ms`; 0 if there is none."""
+        return self._tiers[0].newest_ms(latest_ms)
 
 
 class _Tier:
@@ -84,11 +83,11 @@ class _Tier:
         self._places: list[int] = []  # rising
         self._points: list[tuple[int, Point]] = []
 
-    @property
-    def newest_ms(self) -> int | None:
-        return self._points[-1][0] if self._points else None
+    def newest_ms(self, latest_ms: int) -> int:
+        after = bisect_right(self._places, latest_ms // self._step_ms)
+        return self._points[after - 1][0] if after else 0
 
-    def add(self, time_ms: int, point: Point) -> None:
+    def add(self, time_ms: int, point: Point, now_ms: int) -> None:
         place = time_ms // self._step_ms
         at = bisect_left(self._places, place)
         if at < len(self._places) and self._places[at] == place:
@@ -98,9 +97,10 @@ class _Tier:
             return
         self._places.insert(at, place)
         self._points.insert(at, (time_ms, point))
-        excess = len(self._places) - POINTS
-        if excess > 0:
-            del self._places[:excess], self._points[:excess]
+        if len(self._places) > POINTS:  # points of a clock that ran ahead go before older ones of now
+            ahead = bisect_right(self._places, (now_ms + AHEAD_MS) // self._step_ms)
+            first = ahead if ahead < len(self._places) else 0
+            del self._places[first], self._points[first]
 
     def since(self, time_ms: int) -> list[Point]:
         first = bisect_left(self._places, time_ms // self._step_ms)
@@ -155,17 +155,16 @@ class History:
         self._versions: deque[dict[str, Any]] = deque(maxlen=POINTS)
         self.next = 0  # first offset of the measures that was not added
 
-    @property
-    def clicks_until_ms(self) -> int:
-        """End of the newest window of clicks; 0 if there is none."""
-        return self._clicks.newest_ms or 0
+    def clicks_until_ms(self, latest_ms: int) -> int:
+        """Return the end of the newest window of clicks up to `latest_ms`; 0 if there is none."""
+        return self._clicks.newest_ms(latest_ms)
 
     @property
     def drifts(self) -> Sequence[Mapping[str, Any]]:
         """Drifts of the simulation, oldest first."""
         return [self._drifts[at] for at in sorted(self._drifts)]
 
-    def add(self, offset: int, value: bytes) -> dict[str, Any] | None:
+    def add(self, offset: int, value: bytes, now_ms: int) -> dict[str, Any] | None:
         """Add a record of the measures; return its form for pages, or None if pages do not show it."""
         self.next = max(self.next, offset + 1)
         record = parsed(value)
@@ -174,13 +173,13 @@ class History:
         shown: dict[str, Any] | None = None
         match record["kind"]:
             case "window":
-                shown = self._window(offset, record)
+                shown = self._window(offset, record, now_ms)
             case "vitals" if (at := _time(record, "time_ms")) is not None:
                 shown = {"offset": offset, **record}
-                self._vitals.add(at, shown)
+                self._vitals.add(at, shown, now_ms)
             case "clicks" if (at := _time(record, "stop_ms")) is not None and _clicks(record):
                 shown = {"offset": offset, **record}
-                self._clicks.add(at, shown)
+                self._clicks.add(at, shown, now_ms)
             case "drift" if (at := _time(record, "time_ms")) is not None:
                 shown = {"offset": offset, **record}
                 self._drifts[at] = shown
@@ -192,12 +191,12 @@ class History:
         """Add a `version_event` of a record of `<model>.versions`."""
         self._versions.append(dict(event))
 
-    def _window(self, offset: int, record: dict[str, Any]) -> dict[str, Any] | None:
+    def _window(self, offset: int, record: dict[str, Any], now_ms: int) -> dict[str, Any] | None:
         of, label, stop_ms = record.get("of"), record.get("label"), _time(record, "stop_ms")
         if not isinstance(of, str) or not isinstance(label, str) or stop_ms is None:
             return None
         if record.get("segment") is not None:
-            self.segments.add(record)
+            self.segments.add(record, now_ms)
             return None
         bins = record.pop("reliability", None)
         if bins is not None:
@@ -205,7 +204,7 @@ class History:
         if (of, label) not in self._windows and len(self._windows) >= MOST_SERIES:
             return None
         shown = {"offset": offset, **record}
-        self._windows.setdefault((of, label), Series(self._longest_ms)).add(stop_ms, shown)
+        self._windows.setdefault((of, label), Series(self._longest_ms)).add(stop_ms, shown, now_ms)
         return shown
 
     def to_json(self, span_ms: int, now_ms: int) -> dict[str, Any]:

@@ -53,6 +53,8 @@ def texts_of_buckets(edges: Sequence[float]) -> dict[int, str]:
 
 
 HOUR_MS = 3_600_000
+AHEAD_MS = HOUR_MS
+"""What is dated further ahead of now than this comes from a clock that ran ahead."""
 SPAN_MS = 30_000
 SPANS = HOUR_MS // SPAN_MS
 LEAST_SAMPLES = 500
@@ -84,7 +86,7 @@ class Segments:
         self._newest = -1
         self._changes: list[dict[str, Any]] | None = []  # None: to be computed anew
 
-    def add(self, record: Mapping[str, Any]) -> None:
+    def add(self, record: Mapping[str, Any], now_ms: int) -> None:
         """Add a record of kind window with a segment; other records are ignored."""
         key = (record.get("of"), record.get("label"), record.get("segment"), record.get("value"))
         measures, start_ms = record.get("measures"), record.get("start_ms")
@@ -98,8 +100,12 @@ class Segments:
         if key not in self._cells and len(self._cells) >= MOST_KEYS:
             return
         place = start_ms // SPAN_MS
-        self._newest, self._changes = max(self._newest, place), None
-        self._cells.setdefault(key, _Ring()).add(place, (n, n * loss, n * rate))  # type: ignore[arg-type]
+        latest, self._changes = (now_ms + AHEAD_MS) // SPAN_MS, None
+        if not 0 <= self._newest <= latest:  # none yet, or of a clock that ran ahead
+            self._newest = place
+        elif place <= latest:
+            self._newest = max(self._newest, place)
+        self._cells.setdefault(key, _Ring()).add(place, (n, n * loss, n * rate), latest)  # type: ignore[arg-type]
 
     def changes(self) -> list[dict[str, Any]]:
         """Return {of, segment, value, label, n, ne, change, low, high} of segments with enough samples.
@@ -114,7 +120,7 @@ class Segments:
         kinds = {key[0] for key in self._cells}
         of = next((kind for kind in ("served", "training") if kind in kinds), None)
         first = self._newest - SPANS + 1
-        spans = {key: ring.since(first) for key, ring in self._cells.items() if key[0] == of}
+        spans = {key: ring.between(first, self._newest) for key, ring in self._cells.items() if key[0] == of}
         oldest = min((int(rows[0, 0]) for rows in spans.values() if len(rows)), default=first)
         middle = (oldest + self._newest + 1) / 2
         found = []
@@ -131,22 +137,23 @@ class Segments:
 class _Ring:
     """(SPANS, 4) float64: number of the span, samples, Σ logloss, Σ label.
 
-    A span replaces that of an hour before.
+    A span replaces that of an hour before, and that of a clock that ran ahead.
     """
 
     def __init__(self) -> None:
         self._rows = np.full((SPANS, 4), -1.0)
 
-    def add(self, place: int, sums: Sums) -> None:
+    def add(self, place: int, sums: Sums, latest: int) -> None:
         row = self._rows[place % SPANS]
-        if row[0] > place:
+        if place < row[0] <= latest:
             return  # an hour old, or older
-        if row[0] < place:
+        if row[0] != place:
             row[:] = (place, 0.0, 0.0, 0.0)
         row[1:] += sums
 
-    def since(self, place: int) -> F64:
-        rows = self._rows[self._rows[:, 0] >= max(place, 0)]
+    def between(self, first: int, last: int) -> F64:
+        places = self._rows[:, 0]
+        rows = self._rows[(places >= max(first, 0)) & (places <= last)]
         return rows[np.argsort(rows[:, 0])]
 
 

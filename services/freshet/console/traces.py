@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -142,16 +141,16 @@ class Trace:
 
 
 class Traces:
-    """The newest traces, with quantiles of their stages."""
+    """The newest traces, with quantiles of their stages. One thread adds; any may read."""
 
     def __init__(self) -> None:
-        self._done: deque[tuple[int, dict[str, float]]] = deque(maxlen=KEPT)  # (time, stages)
+        self._done: tuple[tuple[int, dict[str, float]], ...] = ()  # (time, stages); replaced as a whole
         self._failed: dict[str, Any] | None = None
 
     def add(self, trace: Trace, now_ms: int, why: str = "") -> None:
         """Add a trace that is served, or was given up for the reason `why`."""
         if trace.waits_for is None:
-            self._done.append((now_ms, dict(trace.stages)))
+            self._done = (*self._done, (now_ms, dict(trace.stages)))[-KEPT:]
         else:
             reason = why or f"not {trace.waits_for} within {GIVE_UP_S:g} s"
             self._failed = {"at_ms": now_ms, "stage": trace.waits_for, "reason": reason}
@@ -163,20 +162,18 @@ class Traces:
 
     def to_json(self) -> dict[str, Any] | None:
         """Return {at_ms, n, stages: [{stage, ms, p90}], failed}; None before the first trace."""
-        if not self._done and self._failed is None:
+        done, failed = self._done, self._failed
+        if not done and failed is None:
             return None
-        at_ms = self._done[-1][0] if self._done else self._failed["at_ms"] if self._failed else 0
+        at_ms = done[-1][0] if done else failed["at_ms"] if failed else 0
         stages = []
-        for stage in STAGES if self._done else ():
-            times = sorted(stages[stage] for _, stages in self._done)
+        for stage in STAGES if done else ():
+            times = sorted(stages[stage] for _, stages in done)
             stages_ms = {"ms": _quantile(times, 0.5), "p90": _quantile(times, 0.9)}
             stages.append({"stage": stage, **stages_ms})
-        failed = (
-            self._failed
-            if self._failed and self._failed["at_ms"] >= (self._done[0][0] if self._done else 0)
-            else None
-        )
-        return {"at_ms": at_ms, "n": len(self._done), "stages": stages, "failed": failed}
+        if failed and done and failed["at_ms"] < done[0][0]:
+            failed = None
+        return {"at_ms": at_ms, "n": len(done), "stages": stages, "failed": failed}
 
 
 def _quantile(times: list[float], q: float) -> float:

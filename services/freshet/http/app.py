@@ -107,6 +107,10 @@ class _Counts:
         self.cut_off = CUT_OFF.counter(registry)
         self._accepted: dict[tuple[str, int], tuple[Counter, Histogram]] = {}  # by route and status
 
+    def show(self, route: str, status: int) -> None:
+        """Expose a route before its first answer: an alert must see that requests stopped with a restart."""
+        self._requests.labels(route, str(status), "passed")
+
     def answered(self, route: str, status: int, seconds: float, *, accepted: bool = True) -> None:
         """Count a response.
 
@@ -222,6 +226,8 @@ class App:
             resource = self._resources[endpoint.path] = _Resource(endpoint.pattern, self._answer)
             self._router.routes.append(Route(endpoint.path, resource))
         resource.methods[endpoint.method] = (handler, endpoint)
+        good = next((answer.status for answer in endpoint.answers if answer.status < 400), 200)
+        self._counts.show(endpoint.pattern, good)
 
     def route_hot(self, endpoint: Endpoint, handler: HotHandler) -> None:
         """As `route`, for a hot path without `{name}` and a handler that replies by a callback."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -125,6 +128,24 @@ def test_no_proxy_is_used_for_a_server_of_this_machine(
 
     with Client(script.url, script.url, retries=QUICK) as client:
         assert len(client.actions({"id": 1}).acks) == 1
+
+
+@pytest.mark.parametrize("here", ["http://127.0.0.1:1", "http://localhost:1", "http://[::1]:1"])
+def test_a_proxy_is_used_for_the_server_elsewhere_only(
+    script: Scripted, monkeypatch: pytest.MonkeyPatch, here: str
+) -> None:
+    for name in ("all_proxy", "http_proxy"):
+        monkeypatch.setenv(name, script.url)
+    monkeypatch.delenv("no_proxy", raising=False)
+    script.answers = [AWAY]
+
+    with Client(here, "http://elsewhere:1", retries=QUICK) as client:
+        with pytest.raises(Unavailable, match="log away"):  # of the proxy
+            client.rank({}, [{}], request_id=1)
+        proxied = len(script.asked)
+        with pytest.raises(Unavailable, match="ConnectError"):
+            client.actions({"id": 1})
+    assert (proxied, len(script.asked)) == (3, 3)
 
 
 @pytest.mark.parametrize(
@@ -283,6 +304,63 @@ def test_waiting_gives_up_in_time(script: Scripted, client: Client) -> None:
     script.answers = [json_response(200, {"served": False})]
 
     assert not client.wait_until_served(Receipt((Ack("actions", 1, 7),)), timeout_s=0.1)
+
+
+def waited(url: str, timeout_s: float, *, in_async: bool) -> bool | Unavailable:
+    """What one of the clients returns or raises after it has waited for an event."""
+
+    async def main() -> bool:
+        async with AsyncClient(url, url) as client:
+            return await client.wait_until_served(Ack("actions", 1, 7), timeout_s=timeout_s)
+
+    try:
+        if in_async:
+            return asyncio.run(main())
+        with Client(url, url) as client:
+            return client.wait_until_served(Ack("actions", 1, 7), timeout_s=timeout_s)
+    except Unavailable as error:
+        return error
+
+
+@pytest.mark.parametrize("in_async", [False, True])
+def test_waiting_goes_on_after_temporary_failures(script: Scripted, in_async: bool) -> None:
+    script.answers = [AWAY, json_response(502, {}), json_response(200, {"served": True})]
+
+    assert waited(script.url, 60, in_async=in_async) is True
+
+
+@pytest.mark.parametrize("in_async", [False, True])
+def test_waiting_for_a_server_that_stays_away_is_unavailable(script: Scripted, in_async: bool) -> None:
+    script.answers = [json_response(200, {"served": False}), AWAY]
+
+    assert "503: log away" in str(waited(script.url, 0.2, in_async=in_async))
+    assert "ConnectError" in str(waited("http://127.0.0.1:1", 0.2, in_async=in_async))
+
+
+@pytest.mark.parametrize("in_async", [False, True])
+def test_waiting_for_a_silent_server_ends_in_time(in_async: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        started = time.monotonic()
+        found = waited(f"http://127.0.0.1:{silent.getsockname()[1]}", 0.2, in_async=in_async)
+
+    assert "no answer" in str(found)
+    assert time.monotonic() - started < 5, "not the 10 s that a request may take"
+
+
+def test_a_query_that_the_end_cuts_short_changes_nothing() -> None:
+    falls_silent = threading.Event()
+
+    class Silent(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            if falls_silent.is_set():
+                threading.Event().wait(request.extensions["timeout"]["read"])
+                raise httpx.ReadTimeout("no answer")
+            falls_silent.set()
+            return httpx.Response(200, json={"served": False})
+
+    with Client() as client:
+        client._http = httpx.Client(transport=Silent())
+        assert not client.wait_until_served(Ack("actions", 1, 7), timeout_s=0.2)
 
 
 def test_the_async_client_does_the_same(script: Scripted) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -9,15 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from freshet.console.collector import Recorder
+from freshet.console.core import Look
 from freshet.console.history import History, Reliability, parsed, version_event
+from freshet.console.instances import Service
 from freshet.observability.skipped_state import skipped
+from freshet.testing.clock import SettableClock
+from freshet.types import Append
 
 DAY, HOUR = 86_400_000, 3_600_000
 NOW = 1_800_000_000_000
 
 
 def add(history: History, *records: dict[str, Any]) -> list[dict[str, Any] | None]:
-    return [history.add(history.next, orjson.dumps({"v": 1, **record})) for record in records]
+    return [history.add(history.next, orjson.dumps({"v": 1, **record}), NOW) for record in records]
 
 
 def window(stop_ms: int, of: str = "served", **more: Any) -> dict[str, Any]:
@@ -57,7 +63,41 @@ def test_records_come_back_with_their_offsets() -> None:
     assert [(w["offset"], w["measures"]["n"]) for w in found["windows"]] == [(1, 10.0)]
     assert found["clicks"][0]["model"] == {"impressions": 10, "clicks": 2}
     assert found["drifts"][0]["what"] == "tastes turn"
-    assert history.clicks_until_ms == NOW
+    assert history.clicks_until_ms(NOW) == NOW
+
+
+class Kept:
+    """A writer that adds what it is given to a history."""
+
+    def __init__(self, history: History, clock: SettableClock) -> None:
+        self.history, self.clock = history, clock
+
+    def append(self, appends: list[Append]) -> None:
+        for value in appends[0].values:
+            self.history.add(self.history.next, value, self.clock.now_ms())
+
+
+def test_clicks_are_recorded_once_after_a_clock_ran_ahead() -> None:
+    clock, history = SettableClock(NOW), History(DAY)
+    spec: Any = SimpleNamespace(tables={})
+    writer: Any = Kept(history, clock)
+    recorder = Recorder(spec, writer, "m", 1_000, clock)
+    windows: list[dict[str, Any]] = []
+    for ahead in (0, DAY, -DAY, 0):
+        clock.jump(clock.now_ms() + ahead)
+        clock.advance(5)
+        windows.append(clicks(clock.now_ms()))
+        figures = {"windows": windows}
+        simulator = Service("simulator", "simulator", "ready", "", None, 1, figures=figures)
+        look = Look({"simulator": simulator}, {}, {}, True)
+        for _ in range(2):
+            recorder.write(look, [], history, None)
+            clock.advance(2)
+
+    shown = history.to_json(HOUR, NOW)["clicks"]
+    ends = [w["stop_ms"] - NOW for w in shown]
+    assert ends == [5_000, 23_000, 32_000, DAY + 14_000]
+    assert [w["model"]["clicks"] for w in shown] == [2] * 4
 
 
 def test_pages_get_windows_without_segments_and_reliability() -> None:
@@ -115,7 +155,7 @@ def test_a_drift_that_was_written_twice_is_one() -> None:
 def test_malformed_records_are_left_out(value: bytes) -> None:
     history = History(DAY)
 
-    assert history.add(41, value) is None
+    assert history.add(41, value, NOW) is None
     assert history.next == 42
 
 
@@ -145,7 +185,7 @@ KINDS = ("window", "vitals", "clicks", "drift", "verdict", "alias", "version")
 def test_no_bytes_break_the_history(values: list[bytes]) -> None:
     history = History(DAY)
     for offset, value in enumerate(values):
-        history.add(offset, value)
+        history.add(offset, value, NOW)
         record = parsed(value)
         event = version_event(record) if record is not None else None
         if event is not None:

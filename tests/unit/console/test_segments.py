@@ -7,6 +7,8 @@ import pytest
 
 from freshet.console.segments import SPAN_MS, SPANS, Segments, change_of
 
+NOW = 10 * SPANS * SPAN_MS
+
 
 def window(place: int, n: float, ne: float, *, rate: float = 0.1, **more: object) -> dict[str, object]:
     entropy = -rate * np.log(rate) - (1 - rate) * np.log1p(-rate)
@@ -24,7 +26,7 @@ def window(place: int, n: float, ne: float, *, rate: float = 0.1, **more: object
 def changes(*windows: dict[str, object]) -> list[dict[str, object]]:
     segments = Segments()
     for each in windows:
-        segments.add(each)
+        segments.add(each, NOW)
     return segments.changes()
 
 
@@ -51,6 +53,19 @@ def test_windows_older_than_an_hour_do_not_count() -> None:
 
     assert (found["n"], found["ne"]) == (3_000, pytest.approx(0.8))
     assert found["change"] == pytest.approx(0)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_windows_of_now_outlast_those_of_a_clock_ahead(restarted: bool) -> None:
+    segments, day = Segments(), 24 * SPANS + 10  # so that the last windows replace those ahead
+    for first, ahead in ((0, 0), (10, day), (20, 0)):
+        for place in range(first, first + 10):
+            now = 30 if restarted else place + ahead
+            segments.add(window(place + ahead, 200, 0.9 if place < 20 else 0.7), now * SPAN_MS)
+
+    (found,) = segments.changes()
+    assert (found["n"], found["ne"]) == (4_000, pytest.approx(0.7))
+    assert found["change"] == pytest.approx(-0.2)
 
 
 def test_windows_shorter_than_a_span_are_added_up() -> None:
@@ -85,7 +100,7 @@ def test_served_predictions_come_before_those_of_training() -> None:
 def test_a_window_that_is_not_understood_is_left_out(broken: dict[str, object]) -> None:
     segments = Segments()
 
-    segments.add({**window(0, 500, 1.0), **broken})
+    segments.add({**window(0, 500, 1.0), **broken}, NOW)
 
     assert segments.changes() == []
 

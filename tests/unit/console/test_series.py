@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ HOUR, DAY = 3_600_000, 86_400_000
 def test_the_last_hour_keeps_a_point_every_five_seconds() -> None:
     series = Series(DAY)
     for i in range(POINTS):
-        series.add(i * 5_000, i)
+        series.add(i * 5_000, i, i * 5_000)
 
     assert series.last(HOUR, POINTS * 5_000) == list(range(POINTS))
 
@@ -21,7 +22,7 @@ def test_the_last_hour_keeps_a_point_every_five_seconds() -> None:
 def test_a_day_is_thinned_to_a_fixed_number_of_points() -> None:
     series = Series(DAY)
     for i in range(20_000):
-        series.add(i * 5_000, i)
+        series.add(i * 5_000, i, i * 5_000)
     now = 20_000 * 5_000
 
     assert len(series.last(DAY, now)) <= POINTS + 1
@@ -41,7 +42,7 @@ def test_windows_of_one_place_are_added_once() -> None:
             "stop_ms": (i + 1) * 5_000,
             "model": {"impressions": 10, "clicks": 1},
         }
-        series.add((i + 1) * 5_000, window)
+        series.add((i + 1) * 5_000, window, (i + 1) * 5_000)
 
     day = series.last(DAY, 5_000_000)
 
@@ -61,11 +62,32 @@ def test_adding_does_not_change_the_windows() -> None:
     assert first == {"n": {"a": 1}, "start_ms": 0}
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_points_of_now_outlast_those_of_a_clock_ahead(restarted: bool) -> None:
+    """The clock is set ahead by a day for an hour; a console that starts later reads all of it back."""
+    series, now = Series(DAY), 2 * DAY + 3 * HOUR
+    hours = ((2 * DAY, 0), (2 * DAY + HOUR, DAY), (2 * DAY + 2 * HOUR, 0))
+    for start, ahead in hours:
+        for at in range(start + ahead, start + ahead + HOUR, 5_000):
+            series.add(at, at, now if restarted else at)
+
+    expected = list(range(now - HOUR, now, 5_000))
+    assert [at for at in series.last(HOUR, now) if at < now] == expected
+
+
+def test_points_that_are_all_ahead_go_oldest_first() -> None:
+    series = Series(DAY)
+    for i in range(2 * POINTS):
+        series.add(2 * DAY + i * 5_000, i, 0)
+
+    assert series.last(HOUR, 2 * DAY) == list(range(POINTS, 2 * POINTS))
+
+
 @given(st.lists(st.integers(0, 10 * DAY), min_size=1, max_size=300))
 def test_points_come_out_in_order(times: list[int]) -> None:
     series = Series(DAY)
     for time in times:
-        series.add(time, time)
+        series.add(time, time, max(times))
 
     found = series.last(DAY, max(times))
 

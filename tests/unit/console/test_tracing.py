@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,6 +100,26 @@ def test_figures_and_failures_are_of_the_newest_traces() -> None:
     assert served["ms"] == pytest.approx(3 * 20.5)
     assert served["p90"] == pytest.approx(3 * 28.1)
     assert traces.newest == {"logged": 4, "joined": 30, "trained": 60, "published": 60, "served": 90}
+
+
+def test_figures_are_read_while_a_thread_adds_traces() -> None:
+    traces, stop = Traces(), threading.Event()
+    trace = Trace("action", 2, 7, 0, dict.fromkeys(STAGES, 1.0))
+
+    def add() -> None:
+        while not stop.is_set():
+            traces.add(trace, 5)
+
+    adding, interval = threading.Thread(target=add), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    adding.start()
+    try:
+        for _ in range(3_000):
+            traces.to_json()
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        adding.join()
 
 
 @given(

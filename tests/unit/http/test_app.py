@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from freshet.errors import BadInput, ConfigError, Overloaded, TooLarge, Unavailable
 from freshet.http.app import App
 from freshet.http.authenticator import Authenticator, RateLimits
-from freshet.http.endpoint import Endpoint
+from freshet.http.endpoint import Answer, Endpoint
 from freshet.http.messages import BodyLimits, HttpError, Request, Response, json_response
 from freshet.http.server import bind, run_server, serve
 from tests.fixtures.asgi import answered
@@ -196,6 +196,17 @@ def test_requests_are_counted_by_route_not_by_path(server: Running) -> None:
 
     assert 'freshet_http_requests_total{door="passed",route="/things/*",status="200"}' in text
     assert "some-name" not in text
+
+
+def test_a_route_is_counted_from_0_before_its_first_answer() -> None:
+    registry = CollectorRegistry()
+    app = App(registry, BodyLimits(LIMIT, 1))
+    app.route(
+        Endpoint("POST", "/v1/things/{name}", "Things.", (Answer(202, "kept"), Answer(422, "not"))), named
+    )
+
+    labels = {"route": "/v1/things/*", "status": "202", "door": "passed"}
+    assert registry.get_sample_value("freshet_http_requests_total", labels) == 0
 
 
 @given(st.binary(max_size=200))
