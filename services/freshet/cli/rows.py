@@ -103,7 +103,7 @@ def _store(folder: Path) -> RowStore:
 
 
 class _Checked:
-    """A row store whose records are checked as a shard does before it takes them."""
+    """A row store, with records checked as a shard checks them before it takes them."""
 
     def __init__(self, store: RowStore, folder: Path, spec_file: Path | None) -> None:
         """Find the model's spec. Raises ConfigError if the store was never written, or fits no such spec."""

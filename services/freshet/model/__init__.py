@@ -56,7 +56,7 @@ __all__ = [
 Precision = Literal["fp32", "bf16"]
 
 NATIVE_KINDS = ("hedge", "mlp", "linear")
-"""Kinds of `spec.model` whose step is native code, and with rows in the process lookup and push, too."""
+"""Kinds of `spec.model` with a step in native code; with rows in the process, lookup and push, too."""
 
 DENSE_MODEL_HOOK = "dense_model"
 """Name of a classmethod `(spec, *, training, precision) -> DenseModel` of a user's class.

@@ -138,7 +138,7 @@ def _place(file: TableFile, batch: Batch, row: int) -> str:
 
 
 NO_REQUEST = -1
-"""Code of a row whose cell of the request column is null: the row is a request of its own."""
+"""Code of a row with null in the request column: the row is a request of its own."""
 
 
 class _Runs:
