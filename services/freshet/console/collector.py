@@ -25,7 +25,7 @@ from freshet.console.board import Board, links_of, quality_of, segments_of, simu
 from freshet.console.core import Edge, Look, Rates, edges_of, health_of, losses_of
 from freshet.console.history import History
 from freshet.console.instances import Places, number, roles_of
-from freshet.console.segments import AHEAD_MS
+from freshet.console.segments import MOST_AHEAD_MS
 from freshet.console.served_events import ServedSample
 from freshet.console.services import Services
 from freshet.console.topic_readers import Commits, DeadLetters, Follower, Versions
@@ -382,7 +382,7 @@ class Recorder:
             return
         self._due = now_s + self._every_s
         now_ms = self._clock.now_ms()
-        latest_ms = now_ms + AHEAD_MS
+        latest_ms = now_ms + MOST_AHEAD_MS
         written_ms = self._clicks_until_ms if self._clicks_until_ms <= latest_ms else 0
         vitals = vitals_of(self._spec, look, edges, trace, now_ms)
         news = news_of(look, history, max(history.clicks_until_ms(latest_ms), written_ms), latest_ms)

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from freshet.console.instances import number
-from freshet.console.segments import AHEAD_MS, Segments
+from freshet.console.segments import MOST_AHEAD_MS, Segments
 from freshet.observability.skipped_state import skip
 from freshet.versions.promotions import PEOPLE
 
@@ -98,7 +98,7 @@ class _Tier:
         self._places.insert(at, place)
         self._points.insert(at, (time_ms, point))
         if len(self._places) > POINTS:  # points of a clock that ran ahead go before older ones of now
-            ahead = bisect_right(self._places, (now_ms + AHEAD_MS) // self._step_ms)
+            ahead = bisect_right(self._places, (now_ms + MOST_AHEAD_MS) // self._step_ms)
             first = ahead if ahead < len(self._places) else 0
             del self._places[first], self._points[first]
 

@@ -53,7 +53,7 @@ def texts_of_buckets(edges: Sequence[float]) -> dict[int, str]:
 
 
 HOUR_MS = 3_600_000
-AHEAD_MS = HOUR_MS
+MOST_AHEAD_MS = HOUR_MS
 """What is dated further ahead of now than this comes from a clock that ran ahead."""
 SPAN_MS = 30_000
 SPANS = HOUR_MS // SPAN_MS
@@ -100,7 +100,7 @@ class Segments:
         if key not in self._cells and len(self._cells) >= MOST_KEYS:
             return
         place = start_ms // SPAN_MS
-        latest, self._changes = (now_ms + AHEAD_MS) // SPAN_MS, None
+        latest, self._changes = (now_ms + MOST_AHEAD_MS) // SPAN_MS, None
         if not 0 <= self._newest <= latest:  # none yet, or of a clock that ran ahead
             self._newest = place
         elif place <= latest:
