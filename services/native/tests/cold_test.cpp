@@ -59,6 +59,13 @@ Batch some(std::mt19937_64& random, uint64_t keys, size_t n) {
   return Batch(chosen);
 }
 
+// Whether more rows than that have left memory, and come back. How many do in so many turns depends on the processor
+// time that the moving thread gets, so tests go on until enough have.
+bool has_moved(const Store& store, int64_t rows) {
+  const ColdCounts counts = store.cold_counts();
+  return counts.spilled > rows && counts.fetched > rows;
+}
+
 TEST(Cold, GivesWhatAStoreInMemoryGives) {
   for (const bool half : {false, true}) {
     StoreSpec spec = spec_of(mixed_slots(), 16, 2, half);
@@ -67,7 +74,7 @@ TEST(Cold, GivesWhatAStoreInMemoryGives) {
     const size_t empty = pair.tiered.bytes();
     std::mt19937_64 random(half);
     constexpr uint64_t kKeys = 12'000;
-    for (int64_t turn = 0; turn < 150; turn++) {
+    for (int64_t turn = 0; turn < 150 || !has_moved(pair.tiered, 500); turn++) {
       const int64_t clock_ms = turn * 5'000;
       const Batch batch = some(random, kKeys, 500);
       ASSERT_EQ(look_up(pair.whole, batch, true), look_up(pair.tiered, batch, true)) << turn;
@@ -133,9 +140,6 @@ TEST(Cold, GivesWhatAStoreInMemoryGives) {
       ASSERT_EQ(pair.whole.rows(0), pair.tiered.rows(0)) << turn;
       ASSERT_EQ(pair.whole.pending(flush), pair.tiered.pending(flush)) << turn;
     }
-    const ColdCounts counts = pair.tiered.cold_counts();
-    EXPECT_GT(counts.spilled, 500);  // fewer where the moving thread gets no processor
-    EXPECT_GT(counts.fetched, 500);
     ASSERT_EQ(difference(pair.whole.collect_flush(all_buckets(pair.whole), true),
                          pair.tiered.collect_flush(all_buckets(pair.tiered), true)),
               "");
@@ -160,7 +164,7 @@ TEST(Cold, LosesNoStepOfLanesThatMeet) {
   for (int lane = 0; lane < kLanes; lane++)
     lanes.emplace_back([&, lane] {
       std::mt19937_64 random(static_cast<uint64_t>(lane));
-      for (int64_t turn = 0; turn < kTurns; turn++) {
+      for (int64_t turn = 0; turn < kTurns || !has_moved(store, 1'000); turn++) {
         const Batch batch = some(random, kKeys, 400);
         const std::vector<float> ones(batch.plan.unique() * 2, 1.0f);
         look_up(store, batch, true);
@@ -188,7 +192,6 @@ TEST(Cold, LosesNoStepOfLanesThatMeet) {
   }
   for (std::thread& lane : lanes) lane.join();
   take();
-  EXPECT_GT(store.cold_counts().spilled, 1'000);
   std::map<uint64_t, int> all;
   for (const auto& lane : steps)
     for (const auto& [key, n] : lane) all[key] += n;
@@ -232,7 +235,7 @@ TEST(Cold, ServesWhatAStoreInMemoryServes) {
   std::mt19937_64 random(3);
   constexpr uint64_t kKeys = 12'000;
   const size_t width = whole.layout(0).width();
-  for (int turn = 0; turn < 600; turn++) {
+  for (int turn = 0; turn < 600 || !has_moved(tiered, 5'000); turn++) {
     const Batch batch = some(random, kKeys, 300);
     const Keys keys = batch.keys();
     if (random() % 4 == 0) {
@@ -245,8 +248,6 @@ TEST(Cold, ServesWhatAStoreInMemoryServes) {
     const Batch asked = some(random, kKeys, 300);
     ASSERT_EQ(served(whole, asked), served(tiered, asked)) << turn;
   }
-  EXPECT_GT(tiered.cold_counts().spilled, 5'000);
-  EXPECT_GT(tiered.cold_counts().fetched, 5'000);
   // Counts are estimates between merges; keys that a filter only seems to have, one in ten, are in them.
   EXPECT_NEAR(static_cast<double>(tiered.rows(0)), static_cast<double>(whole.rows(0)), 0.1 * kKeys);
 }
@@ -314,10 +315,9 @@ TEST(Cold, ServesTheLastValuesWhileRowsComeAndLeave) {
         }
       }
     });
-  for (float value = 2.0f; value < 20.0f; value++) write(value);
+  for (float value = 2.0f; value < 20.0f || !has_moved(store, 1'000); value++) write(value);
   done = true;
   for (std::thread& reader : readers) reader.join();
-  EXPECT_GT(store.cold_counts().fetched, 1'000);
 }
 
 TEST(Cold, GoesOnInMemoryWhileTheDiskIsFull) {
