@@ -79,9 +79,10 @@ WHY = (
     "no Confluent frame (a zero byte and a 4-byte schema id)",
     "a value that the spec's schema does not take here",
     "a symbol that the spec's schema does not have, whose enum has no default",
-    "records inside themselves, more than 500 deep",
+    "records inside themselves more than 500 deep, or values inside each other more than 4,000",
     "a decimal of more digits than can be read: 64 bits of an id, 153 digits of a number",
     "a time beyond 64 bits in the unit of the spec's schema",
+    "more than 32,768 elements",
 )
 """Native failures in words, by their number (`Why` in avro_program.hpp)."""
 

@@ -154,10 +154,10 @@ class StreamCodec:
             self._fill(found, rows, schema_id, records if len(rows) == len(ids) else take(records, rows))
         return found
 
-    def sample_bytes(self, record: bytes) -> tuple[int, int, int]:
+    def sample_bytes(self, record: bytes) -> tuple[int, int]:
         """Measure the samples of an accepted served event, for one label.
 
-        Returns bytes of the largest sample's payload, bytes of all payloads, and the number of samples.
+        Returns bytes of the largest sample's payload, and of all payloads.
         """
         values = BytesColumn.of([record])
         schema_id = self.schema_id
@@ -169,7 +169,7 @@ class StreamCodec:
         assert isinstance(extractor, EventExtractor), "the record was accepted with this schema"
         spans = extractor.extract(values, framed=True).spans
         sizes = (spans[:, 1::2] - spans[:, ::2]).sum(axis=1)
-        return int(sizes.max(initial=0)), int(sizes.sum()), len(sizes)
+        return int(sizes.max(initial=0)), int(sizes.sum())
 
     def _fill(self, found: U64, rows: I64, schema_id: int, records: BytesColumn) -> None:
         extractor = self._extractors[schema_id]

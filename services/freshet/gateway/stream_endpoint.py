@@ -19,7 +19,7 @@ from prometheus_client import Counter
 from freshet.clock import Clock, latest_ms
 from freshet.config.spec.inputs import unit_hint, written_in_larger_unit
 from freshet.config.spec.model import Stream
-from freshet.config.spec.topics import MAX_ELEMENTS, RecordLimits
+from freshet.config.spec.topics import RecordLimits
 from freshet.errors import BadInput, Overloaded
 from freshet.features import AcceptedBodies, partition_of
 from freshet.gateway.api import AVRO, AVRO_BATCH, AVRO_RAW
@@ -159,9 +159,7 @@ class StreamEndpoint:
         if stream.role == "served":
             safe = rules.limits.safe_event_bytes(rules.labels)
             # Avro may be longer than its JSON, for numbers of one digit.
-            self._safe_bytes = min(
-                self._safe_bytes, safe // 8 if stream.format == "json" else safe, MAX_ELEMENTS
-            )
+            self._safe_bytes = min(self._safe_bytes, safe // 8 if stream.format == "json" else safe)
         self._gathered: dict[tuple[str, bool], list[_Queued]] = {}  # by kind and `in_columns`
         self._gathered_bytes = 0
 
@@ -275,10 +273,8 @@ class StreamEndpoint:
             )
         if role != "served":
             return None
-        largest, together, elements = self._codec.sample_bytes(record)
+        largest, together = self._codec.sample_bytes(record)
         together *= self._rules.labels
-        if elements > MAX_ELEMENTS:
-            return f"an event of at most {MAX_ELEMENTS:,} elements", f"{elements:,}"
         if largest > limits.sample_bytes:
             return f"an event whose samples have at most {limits.sample_bytes:,} bytes each", _bytes(largest)
         if together > limits.expanded_bytes:

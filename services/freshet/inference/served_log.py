@@ -33,7 +33,7 @@ from freshet.config.avro.schema import (
 )
 from freshet.config.spec.inputs import unit_hint, written_in_larger_unit
 from freshet.config.spec.model import Spec
-from freshet.config.spec.topics import MAX_ELEMENTS, RecordLimits
+from freshet.config.spec.topics import RecordLimits
 from freshet.errors import BadInput, TooLarge, Unavailable, first_line
 from freshet.features import EventColumns, EventExtractor, JsonTranscoder, Transcoded, partition_of
 from freshet.inference import metrics
@@ -433,7 +433,6 @@ class Loggable:
             event + len(key) <= limits.event_bytes["served"]
             and sample <= limits.sample_bytes
             and sample * candidates * self._labels <= limits.expanded_bytes
-            and candidates <= MAX_ELEMENTS
         )
 
     def _refuse_too_large(self, served: Served, records: BytesColumn, columns: EventColumns) -> None:
@@ -457,8 +456,6 @@ class Loggable:
                     f"the request: expected at most {most:,} bytes of {part}, found {int(found.max()):,}\n"
                     "  send fewer candidates per request, or a smaller context"
                 )
-        if int(counts.max(initial=0)) > MAX_ELEMENTS:
-            raise TooLarge(f"candidates: expected at most {MAX_ELEMENTS:,}, found {int(counts.max()):,}")
 
     def native(self, now_ms: int) -> NativeRules:
         """Return the rules by which the fast path makes the same check at `now_ms`."""

@@ -16,7 +16,7 @@ from freshet.config.expression import Column
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec, Stream
 from freshet.config.spec.schemas import fields_read
-from freshet.config.spec.topics import MAX_ELEMENTS, RecordLimits
+from freshet.config.spec.topics import RecordLimits
 from freshet.errors import ConfigError
 from freshet.features import (
     EventColumns,
@@ -158,7 +158,7 @@ class SampleSizes:
     def __init__(self, limits: RecordLimits, labels: int) -> None:
         """Apply the log's limits; `labels`: samples of an impression."""
         self._limits, self._labels = limits, labels
-        self._safe_bytes = min(limits.sample_bytes, limits.safe_event_bytes(labels), MAX_ELEMENTS)
+        self._safe_bytes = min(limits.sample_bytes, limits.safe_event_bytes(labels))
 
     def refuse_too_large(
         self, columns: ImpressionColumns, records: Records, refused: Refused
@@ -174,14 +174,13 @@ class SampleSizes:
         if longest <= self._safe_bytes and len(columns) <= len(columns.data):
             return columns
         limits = self._limits
-        counts = np.bincount(columns.events, minlength=len(columns.offsets))
         context = columns.prefix_ends - columns.begins + columns.ends - columns.suffix_begins  # (E,)
         sizes = context[columns.events] + columns.element_ends - columns.element_begins  # (N,)
         largest = np.zeros(len(context), np.int64)
         np.maximum.at(largest, columns.events, sizes)
         together = np.bincount(columns.events, sizes.astype(np.float64), len(context)) * self._labels
-        too_large, too_many = largest > limits.sample_bytes, counts > MAX_ELEMENTS
-        bad = np.flatnonzero(too_large | too_many | (together > limits.expanded_bytes))
+        too_large = largest > limits.sample_bytes
+        bad = np.flatnonzero(too_large | (together > limits.expanded_bytes))
         for event in bad.tolist():
             refused.too_large += 1
             refused.rows.append(int(np.searchsorted(records.offsets, columns.offsets[event])))
@@ -190,8 +189,6 @@ class SampleSizes:
                     f"a sample of it would have {int(largest[event]):,} bytes, more than the "
                     f"{limits.sample_bytes:,} that the log accepts"
                 )
-            elif too_many[event]:
-                reason = f"it has {int(counts[event]):,} elements, more than {MAX_ELEMENTS:,}"
             else:
                 reason = (
                     f"its samples would have {int(together[event]):,} bytes together, as its context is "

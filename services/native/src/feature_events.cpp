@@ -13,6 +13,10 @@ namespace {
 
 constexpr size_t kFrame = 5;
 
+// The most elements of an event: they are some hundred bytes each once extracted, however few they have in the event,
+// and a repeated event may add each of them to the joiner's replay exclusions.
+constexpr int64_t kMaxElements = 32'768;
+
 void demand(bool ok, const char* what) {
   if (!ok) throw std::invalid_argument(std::string("event plan: ") + what);
 }
@@ -41,6 +45,7 @@ struct EventHandler {
   Envelope event;
   std::vector<Envelope> elements;  // of this event; reused
   size_t count = 0;
+  int64_t announced = 0;  // elements of the blocks so far
   bool inside = false;
   int64_t prefix_end = 0, suffix_start = 0;
   std::string request_text;
@@ -66,9 +71,11 @@ struct EventHandler {
     element_cells.clear();
     request_text.clear();
     count = 0;
+    announced = 0;
     inside = false;
   }
 
+  bool takes_elements(int64_t n) { return (announced += n) <= kMaxElements; }
   void elements_begin(const uint8_t* p) { prefix_end = p - data; }
   void elements_end(const uint8_t* p) { suffix_start = p - data; }
   void element_begin(const uint8_t* p) {
@@ -247,6 +254,7 @@ struct EventChecker {
   Found event, element;
   bool inside = false, all_elements_good = true;
   size_t count = 0;
+  int64_t announced = 0;
 
   EventChecker(const EventPlan& plan, const Program& of, int64_t latest) : program(&of), latest_ms(latest) {
     for (size_t k = 0; k < plan.part_in_element.size(); ++k) {
@@ -263,6 +271,7 @@ struct EventChecker {
     return wanted.time == kNoTime || !is_implausible_time(found.time, latest_ms);
   }
 
+  bool takes_elements(int64_t n) { return (announced += n) <= kMaxElements; }
   void elements_begin(const uint8_t*) {}
   void elements_end(const uint8_t*) {}
   void element_begin(const uint8_t*) {

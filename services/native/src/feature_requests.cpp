@@ -104,6 +104,7 @@ struct RequestHandler {
     is_envelope(s);
   }
 
+  bool takes_elements(int64_t) { return true; }  // as many as `limit`, which the request's reader bounds
   void elements_begin(const uint8_t*) {}
   void elements_end(const uint8_t*) {}
   void element_begin(const uint8_t*) {

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <unordered_set>
 
 #include "freshet/avro_convert.hpp"
 #include "freshet/json_parse.hpp"
@@ -41,7 +42,8 @@ bool whole(std::string_view number, int64_t& v) {
   return true;
 }
 
-// Writes one parsed JSON value by the schema; recursion is bounded by the schema's depth.
+// Writes one parsed JSON value by the schema; recursion is bounded by the parser's depth, and time by nodes of the
+// schema × nodes of the value: a branch of a union that did not take a value is not tried again.
 class JsonWriter {
  public:
   JsonWriter(const WriterSchema& schema, const JsonOptions& options, const JsonParser& parsed)
@@ -51,19 +53,13 @@ class JsonWriter {
 
   // Write the parsed value `json` as a record; on failure `failure` has the reason, and `out` must be rolled back.
   bool record(uint32_t json, std::vector<uint8_t>& out) {
-    out_ = &out;
-    failure = {};
-    found_fields_.clear();
-    out.insert(out.end(), options_.prefix.begin(), options_.prefix.end());
+    start(out);
     return value(0, json);
   }
 
   // Write a record whose members are those of the object `json` (kNoNode: of none) and `more`; names are unique.
   bool composed(uint32_t json, std::span<const JsonMember> more, std::vector<uint8_t>& out) {
-    out_ = &out;
-    failure = {};
-    found_fields_.clear();
-    out.insert(out.end(), options_.prefix.begin(), options_.prefix.end());
+    start(out);
     const auto& fields = schema_.fields(0);
     found_fields_.resize(fields.size(), kAbsent);
     if (json != kNoNode && !match(0, json, 0)) return false;
@@ -88,6 +84,14 @@ class JsonWriter {
   JsonFailure failure;
 
  private:
+  void start(std::vector<uint8_t>& out) {
+    out_ = &out;
+    failure = {};
+    found_fields_.clear();
+    if (!refused_.empty()) refused_.clear();
+    out.insert(out.end(), options_.prefix.begin(), options_.prefix.end());
+  }
+
   const JsonNode& json(uint32_t i) const { return parser.nodes()[i]; }
 
   bool fail(JsonWhy why, uint32_t node, uint32_t at) {
@@ -413,7 +417,9 @@ class JsonWriter {
   }
 
   // A union of several types: the first branch that takes the value. If only one may, its failure is the reason. A
-  // number with a fraction or an exponent is a whole number only where no branch is for fractions.
+  // number with a fraction or an exponent is a whole number only where no branch is for fractions. Within a branch of
+  // another union a value may be read once for each of that union's branches, hence `refused_`. Its reasons are not
+  // kept: if no branch takes the value, that is the other union's failure.
   bool any(uint32_t i, uint32_t at) {
     const uint64_t* words = schema_.program().words().data() + schema_.nodes()[i].arg;
     uint32_t tried = 0;
@@ -427,8 +433,14 @@ class JsonWriter {
       const bool decimal = json(at).kind == JsonKind::kNumber && schema_.decimal(child);
       if (!decimal && !may_be(schema_.nodes()[child], json(at))) continue;
       ++tried;
+      const uint64_t pair = uint64_t{child} << 32 | at;
+      if (unions_ && refused_.contains(pair)) continue;
       write_long(static_cast<int64_t>(b), *out_);
-      if (value(child, at)) return true;
+      ++unions_;
+      const bool taken = value(child, at);
+      --unions_;
+      if (taken) return true;
+      if (unions_) refused_.insert(pair);
       out_->resize(size);
       found_fields_.resize(noted);
     }
@@ -439,6 +451,8 @@ class JsonWriter {
   const JsonOptions& options_;
   std::vector<uint8_t>* out_ = nullptr;
   std::vector<uint32_t> found_fields_;
+  std::unordered_set<uint64_t> refused_;  // (branch of a union, value), of unions within unions
+  uint32_t unions_ = 0;                   // around the value
   std::vector<uint8_t> scratch_;
 };
 

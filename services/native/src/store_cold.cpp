@@ -163,7 +163,7 @@ void Store::fetch_spans(Group& group, std::vector<KeySpan> spans, const uint64_t
   const auto found = [&](ColdBin& bin, const RowId& id, size_t at) {
     if (here) here[at] = 1;
     if (!spec_.serving) return;
-    bin.begin(Cold::period());
+    bin.begin(cold_->period());
     bin.fetched.insert(id);
   };
   std::vector<Want> wants;

@@ -16,8 +16,6 @@ namespace freshet {
 // Shares of the limit of memory: where rows begin to move to disk, and how far they go. Beyond the limit lanes wait.
 constexpr double kSpillFrom = 0.97, kSpillTo = 0.94;
 constexpr auto kSpillPause = std::chrono::milliseconds(2);
-// A row that a request has fetched stays for one period at least, two at most: the request looks it up meanwhile.
-constexpr auto kFetchedPeriod = std::chrono::milliseconds(100);
 
 struct Store::Cold {
   ColdSpec spec;
@@ -35,8 +33,8 @@ struct Store::Cold {
   size_t movable = 0;
   std::minstd_rand random;
   std::thread thread;
-  static uint32_t period() {
-    return static_cast<uint32_t>(std::chrono::steady_clock::now().time_since_epoch() / kFetchedPeriod);
+  uint32_t period() const {
+    return static_cast<uint32_t>(std::chrono::steady_clock::now().time_since_epoch() / spec.fetched_period);
   }
 };
 

@@ -145,7 +145,7 @@ TEST(Cold, GivesWhatAStoreInMemoryGives) {
               "");
     for (const uint32_t bucket : all_buckets(pair.tiered)) pair.tiered.drop_bucket(bucket);
     EXPECT_EQ(pair.tiered.bytes(), empty);
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);  // what is being moved comes first
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(120);  // what is being moved comes first
     while (pair.tiered.cold_counts().bytes_in_use && std::chrono::steady_clock::now() < until)
       std::this_thread::yield();
     EXPECT_EQ(pair.tiered.cold_counts().bytes_in_use, 0);
@@ -255,7 +255,7 @@ TEST(Cold, ServesWhatAStoreInMemoryServes) {
 // However little memory there is, and while other rows leave it.
 TEST(Cold, ServesAllRowsOfARequestAfterOneFetch) {
   Store store(serving_spec());
-  store.keep_cold(tight(1));
+  store.keep_cold({folder(), 1, 0, std::chrono::minutes(10)});  // longer than the test, on however busy a machine
   constexpr uint64_t kKeys = 2'000;
   const size_t width = store.layout(0).width();
   const std::vector<uint64_t> all = numbered(1, kKeys + 1), others = numbered(kKeys + 1, kKeys + 201);
@@ -266,20 +266,17 @@ TEST(Cold, ServesAllRowsOfARequestAfterOneFetch) {
   store.import_values(0, all.data(), values.data(), kKeys, 0);
   wait_until_left(kKeys);
   std::mt19937_64 random(5);
-  for (int turns = 0; turns < 3;) {
-    const Batch batch = some(random, kKeys, 1'000);
+  for (int turn = 0; turn < 3; turn++) {
+    const Batch batch = some(random, kKeys, 300);
     const Keys keys = batch.keys();
     std::vector<uint8_t> here(keys.n), found(keys.n);
     std::vector<float> out(keys.n * width);
-    const auto began = std::chrono::steady_clock::now();
     store.fetch(0, keys, here.data());
     const int64_t before = store.cold_counts().spilled;
     store.import_values(0, others.data(), values.data(), others.size(), 0);
     wait_until_left(before + 200);
     store.lookup(0, keys, out.data(), false, found.data());
-    if (std::chrono::steady_clock::now() - began > std::chrono::milliseconds(100)) continue;  // a busy machine
     EXPECT_EQ(std::count(found.begin(), found.end(), kPerhapsOnDisk), 0);
-    turns++;
   }
 }
 
@@ -334,7 +331,7 @@ TEST(Cold, GoesOnInMemoryWhileTheDiskIsFull) {
   for (const float x : look_up(store, all)) ASSERT_EQ(x, -1.0f);
   EXPECT_TRUE(store.cold_counts().full);
   for (const uint32_t bucket : all_buckets(store)) store.drop_bucket(bucket);
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(120);
   while (store.cold_counts().full && std::chrono::steady_clock::now() < until) std::this_thread::yield();
   EXPECT_FALSE(store.cold_counts().full) << "memory suffices again";
 }
@@ -377,7 +374,7 @@ TEST(Cold, ReturnsPagesOfRemovedRowsWhileTheDiskIsFull) {
   while (!store.evict((turn + 90) * 10'000, 100'000).finished) {  // the rows of some ten pushes stay
   }
   ASSERT_LT(store.rows(0), 60'000);
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(120);
   while ((store.cold_counts().full || store.cold_counts().bytes_in_use > most / 2) &&
          std::chrono::steady_clock::now() < until)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

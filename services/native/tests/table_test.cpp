@@ -67,7 +67,7 @@ TEST(Arena, PagesAreTouchedAheadOfTheirUse) {
   Arena arena(mib);
   arena.take(3);
   const uint8_t* ahead = arena.base() + 5 * mib;  // behind the huge page that the next piece is of
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(120);
   const auto touched = [&] { return arena.holds(ahead) && in_core(ahead); };
   while (!touched() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
   EXPECT_TRUE(touched());

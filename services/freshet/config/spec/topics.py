@@ -30,10 +30,7 @@ of rows (768 KiB) and the joiner's commits. Kafka's default is 1,048,588."""
 
 COMMIT_SKIPS = 8_192
 """Replay exclusions, about 20 bytes each, at which the joiner writes a commit; it can hold more by those of
-the last 256 KiB of records, or of one event."""
-
-MAX_ELEMENTS = 32_768
-"""Limit on the elements of one event: a repeated event may add each of them to the replay exclusions."""
+the last 256 KiB of records, or of one event, which has at most 32,768 elements."""
 
 _BLOCK_HEAD_BYTES, _SAMPLE_BYTES = 16, 37
 """Bytes of a block's header, and of a sample without payload (schemas/README.md, "Samples: blocks")."""

@@ -123,9 +123,10 @@ enum class Why : uint8_t {
   kFrame,        // no Confluent frame: too short, or another magic byte
   kUnresolved,   // a value that the reader's schema cannot take
   kSymbol,       // a symbol that the reader's enum has not, nor a default
-  kDepth,        // records inside themselves, more than kMaxRecursion deep
+  kDepth,        // records inside themselves more than kMaxRecursion deep, or values more than kMaxNested
   kDecimal,      // a decimal of too many digits
   kTimeRange,    // a time that has no 64 bits in the reader's unit
+  kElements,     // an exploded array of more than kMaxElements elements
 };
 
 struct Failure {

@@ -1,16 +1,15 @@
 // The interpreter of decoding programs: walks one Avro record by its schema's tree and hands wanted values over.
 //
 // Bytes are hostile until proven otherwise: bounds are checked after every value, no arithmetic is done on a length
-// before it is checked, recursion is bounded by the schema's depth, and that of records inside themselves by
-// kMaxRecursion.
+// before it is checked, and recursion is bounded: by kMaxRecursion and kMaxNested.
 //
 // A Handler has, for each value that has a sink:
 //   void on_int(const Sink&, int64_t);     booleans, ints, longs
 //   void on_double(const Sink&, double);        floats, doubles
 //   void on_bytes(const Sink&, const uint8_t*, size_t);   strings, bytes, fixed
 //   void on_enum(const Sink&, uint32_t);   index of the symbol
-// and, if Handler::kExplodes, for the exploded array: void elements_begin(p), element_begin(p), element_end(p),
-// elements_end(p). Nothing is called for a null.
+// and, if Handler::kExplodes, for the exploded array: void elements_begin(p), bool takes_elements(n) before a block of
+// n, element_begin(p), element_end(p), elements_end(p). Nothing is called for a null.
 #pragma once
 
 #include <bit>
@@ -24,9 +23,12 @@ namespace freshet {
 // The most items without bytes (nulls, empty records) of a record: otherwise ten bytes could announce 2^62 of them.
 inline constexpr int64_t kMaxEmptyItems = 1 << 16;
 
-// Levels of a record inside itself, as replies to replies. A level takes up to 1 KB of the thread's stack, 3 KB under
-// sanitizers, of at least 8 MB.
+// Levels of a record inside itself, as replies to replies.
 inline constexpr int kMaxRecursion = 500;
+
+// Values inside each other: records, arrays, maps, unions, levels. Each takes up to 0.5 KB of the thread's stack, 1.5
+// KB under sanitizers, of at least 8 MB. A level of a recursion may have many.
+inline constexpr int kMaxNested = 4'000;
 
 template <class Handler, bool kStrict = false>
 class Walker {
@@ -44,7 +46,7 @@ class Walker {
     p_ = begin;
     end_ = end;
     empty_items_ = 0;
-    depth_ = 0;
+    depth_ = nested_ = 0;
     why_ = Why::kNone;
     node_ = 0;
     if (run(1, nodes_[0].end) && (p_ == end_ || because(Why::kTrailing))) return true;
@@ -57,7 +59,7 @@ class Walker {
   void begin(const uint8_t* end) {
     end_ = end;
     empty_items_ = 0;
-    depth_ = 0;
+    depth_ = nested_ = 0;
   }
   const uint8_t* walk_node(uint32_t node, const uint8_t* p) {
     p_ = p;
@@ -118,8 +120,10 @@ class Walker {
     return out <= end_ - p_ || truncated();
   }
 
-  // Run the nodes [i, stop), one after the other.
+  // Run the nodes [i, stop), one after the other. After a failure the record is not read any further.
   bool run(uint32_t i, uint32_t stop) {
+    if (nested_ == kMaxNested) return because(Why::kDepth);
+    ++nested_;
     while (i < stop) {
       const Node& node = nodes_[i];
       if constexpr (Handler::kExplodes) {  // before the union's index, which the sample does not have
@@ -140,6 +144,7 @@ class Walker {
       if (!value(node, i)) return failed_at(i);
       i = node.end;
     }
+    --nested_;
     return true;
   }
 
@@ -337,6 +342,9 @@ class Walker {
         p_ = block_end;
         continue;
       }
+      if constexpr (Handler::kExplodes) {
+        if (node.explode && !handler_.takes_elements(count)) return because(Why::kElements);
+      }
       for (; count > 0; --count) {
         if constexpr (Handler::kExplodes) {
           if (node.explode) handler_.element_begin(p_);
@@ -391,7 +399,8 @@ class Walker {
   const uint8_t* p_ = nullptr;
   const uint8_t* end_ = nullptr;
   int64_t empty_items_ = 0;
-  int depth_ = 0;  // of records inside themselves
+  int depth_ = 0;   // of records inside themselves
+  int nested_ = 0;  // of values in values
   int64_t offset_ = 0;
   uint32_t node_ = 0;
   Why why_ = Why::kNone;

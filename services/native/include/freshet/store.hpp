@@ -7,6 +7,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -84,6 +85,8 @@ struct Unread {
 struct ColdSpec {
   std::string folder;
   size_t memory_bytes = 0, disk_bytes = 0;
+  // A row that a request has fetched stays for one period at least, two at most: the request looks it up meanwhile.
+  std::chrono::milliseconds fetched_period{100};
 };
 struct ColdCounts {
   int64_t rows = 0;  // on disk alone
