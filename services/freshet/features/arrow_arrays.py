@@ -139,7 +139,7 @@ def blank_nulls(array: Any, words: Iterable[str]) -> tuple[Any, Bool]:
 
 
 def null_words(array: Any, words: Iterable[str]) -> Any:
-    """Return byte strings with nulls in place of these words."""
+    """Return strings, or byte strings, with nulls in place of these words."""
     some = pa.array([w.encode() for w in words], array.type)
     return pc.if_else(pc.is_in(array, value_set=some), pa.scalar(None, array.type), array)
 

@@ -170,8 +170,9 @@ def _times_of_texts(
     cells, nulls = blank_nulls(array, form.files.nulls)
     some = None if not nulls.any() else nulls
     if unit not in (None, "iso") and not exact:
-        if form.cells and excel_form(form).fullmatch(text := str(cells[last].as_py())):
-            raise Misfit(last, "", expected, quote_text(text), ROUNDED)
+        rounded = pc.match_substring_regex(cells, f"^{excel_form(form).pattern}$").index(True).as_py()
+        if form.cells and rounded >= 0:
+            raise Misfit(rounded, "", expected, quote_text(cells[rounded].as_py()), ROUNDED)
         try:
             numbers, _ = floats_of_texts(array, form, expected)
             return _scale_floats(np.where(nulls, np.nan, numbers), str(unit), wanted, expected, array)

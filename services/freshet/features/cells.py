@@ -97,7 +97,8 @@ def integers_of_texts(array: Any, form: CellFormat, expected: str) -> tuple[I64,
     """Parse cells to (N,) int64, and the nulls. Raises Misfit for a text that is no integer of 64 bits."""
     if not contains_any(array, b"xX"):  # Arrow parses 0x1F as 31
         try:
-            return to_numpy(decode_texts(array).cast(pa.int64()), 0), nulls_of(array)
+            plain = _without_words(array, form)
+            return to_numpy(plain.cast(pa.int64()), 0), nulls_of(plain)
         except (pa.ArrowInvalid, UnicodeDecodeError):
             pass
     cells, nulls = blank_nulls(array, form.files.nulls)
@@ -154,9 +155,10 @@ def floats_of_texts(array: Any, form: CellFormat, expected: str) -> tuple[F64, B
     files = form.files
     if files.decimal == ".":
         try:
-            values = to_numpy(decode_texts(array).cast(pa.float64()), 0.0)
+            plain = _without_words(array, form)
+            values = to_numpy(plain.cast(pa.float64()), 0.0)
             if np.isfinite(values).all():
-                return values, nulls_of(array)
+                return values, nulls_of(plain)
         except (pa.ArrowInvalid, UnicodeDecodeError):
             pass
     cells, nulls = blank_nulls(array, files.nulls)
@@ -168,6 +170,13 @@ def floats_of_texts(array: Any, form: CellFormat, expected: str) -> tuple[F64, B
             raise _not_a_number(row, text, expected, form)
         out[row] = float(number)
     return out, nulls if nulls.any() else None
+
+
+def _without_words(array: Any, form: CellFormat) -> Any:
+    """Return cells as strings, with nulls in place of the words for null that a cast reads as numbers."""
+    words = [word for word in form.files.nulls if NUMERAL.search(word)]
+    cells = decode_texts(array)
+    return null_words(cells, words) if words else cells
 
 
 def excel_form(form: CellFormat) -> re.Pattern[str]:
