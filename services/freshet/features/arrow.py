@@ -72,8 +72,8 @@ class TableEncoder:
         Args:
             schema: Schema of the records to write.
             form: Notation of cells; batches of csv hold binary columns (`form.cells`).
-            time_units: Unit (s, ms, us, iso) by path, for fields that are an event's time; times round down
-                to it.
+            time_units: Unit (s, ms, us, ns, days, iso) by path, for fields that are an event's time; times
+                round down to it.
             every_column: Refuse a column without a field in the schema, and a null struct where the schema's
                 record is never null. If false, the former is ignored, and the fields of the latter are null.
         """
@@ -451,7 +451,7 @@ LOGICAL_UNITS = {
     "local-timestamp-millis": "ms",
     "local-timestamp-micros": "us",
     "local-timestamp-nanos": "ns",
-    "date": "d",
+    "date": "days",
     "time-millis": "time ms",
     "time-micros": "time us",
 }

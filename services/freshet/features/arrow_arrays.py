@@ -15,16 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from freshet.config.spec.inputs import Files
+from freshet.config.spec.inputs import WORDS, Files
 from freshet.types import Bool, BytesColumn
 
-UNIT_WORDS = {
-    "d": "days",
-    "s": "seconds",
-    "ms": "milliseconds",
-    "us": "microseconds",
-    "ns": "nanoseconds",
-}
+UNIT_WORDS = {**WORDS, "days": "days"}
 
 
 class Misfit(Exception):
@@ -191,7 +185,8 @@ def _show_time(scalar: Any) -> str:
         text = "<"
     if not text.startswith("<"):
         return text
-    return f"{scalar.value} {UNIT_WORDS[getattr(scalar.type, 'unit', 'd')]} since 1970"
+    unit = "ms" if pa.types.is_date64(scalar.type) else getattr(scalar.type, "unit", "days")
+    return f"{scalar.value} {UNIT_WORDS[unit]} since 1970"
 
 
 def quote_text(text: str) -> str:

@@ -31,7 +31,7 @@ READERS: list[Callable[[Any], Any]] = [
     lambda array: read_integers(array, TYPED, Primitive("long"), None),
     lambda array: read_integers(array, TYPED, Primitive("long"), "us"),
     lambda array: read_integers(array, TYPED, Primitive("long"), "ns"),
-    lambda array: read_integers(array, TYPED, Primitive("int"), "d"),
+    lambda array: read_integers(array, TYPED, Primitive("int"), "days"),
     lambda array: read_integers(array, TYPED, Primitive("int"), "time ms"),
     lambda array: read_floats(array, TYPED, Primitive("double")),
     lambda array: read_booleans(array, TYPED),
@@ -100,7 +100,7 @@ WORDED = CellFormat(Files(nulls=WORDS_FOR_NULL), cells=True)
 LABEL = Primitive("float")
 OF_CELLS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
     "int": (lambda array: read_integers(array, WORDED, Primitive("long"), None), ("1", "1e3", "+7", "123.0")),
-    "date": (lambda array: read_integers(array, WORDED, Primitive("int"), "d"), ("1", "+7")),
+    "date": (lambda array: read_integers(array, WORDED, Primitive("int"), "days"), ("1", "+7")),
     "moment": (lambda array: read_integers(array, WORDED, Primitive("long"), "ms"), ("2024-01-02",)),
     "float": (lambda array: read_floats(array, WORDED, Primitive("double")), ("1", "1.5", "+7", "-0.0")),
     "label": (lambda array: read_floats(array, WORDED, LABEL), ("1", "1.5", "+7")),

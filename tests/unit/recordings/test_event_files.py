@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +194,42 @@ def test_a_row_without_a_time_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(BadInput, match=r"line 3 \(row 2\): ts: expected a time"):
         read(path)
+
+
+NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1, "days": 86_400 * 10**9}
+NOON = datetime(2024, 1, 2, 12, 30, tzinfo=UTC)
+NOON_NS = int(NOON.timestamp()) * 10**9
+
+
+def held(type_: str, ticks: int) -> bool:
+    return ticks < {"int": 2**31, "float": 2**24}.get(type_, 2**63)
+
+
+@pytest.mark.parametrize(
+    ("unit", "type_"),
+    [(u, t) for u in NS for t in ("int", "long", "float", "double") if held(t, NOON_NS // NS[u])],
+)
+def test_an_event_time_is_read_in_every_form(tmp_path: Path, unit: str, type_: str) -> None:
+    schema = parse_schema(record("Act", field("request_id", "string"), field("ts", type_)))
+    time = TimeField(path="ts", unit=unit)  # type: ignore[arg-type]
+    ticks, midnight_ns = NOON_NS // NS[unit], NOON_NS - NOON_NS % NS["days"]
+    forms: list[tuple[Any, int]] = [
+        (pa.array([ticks]), ticks * NS[unit]),
+        (pa.array([float(ticks)]), ticks * NS[unit]),
+        (pa.array([NOON.date()], pa.date32()), midnight_ns),
+        (pa.array([NOON.date()], pa.date64()), midnight_ns),
+        (pa.array([NOON], pa.timestamp("us", "UTC")), NOON_NS),
+        (f"{ticks}", ticks * NS[unit]),
+        (NOON.isoformat(), NOON_NS),
+    ]
+    for form, moment_ns in forms if type_ in ("int", "long") else forms[:-1]:
+        path = tmp_path / ("events.csv" if isinstance(form, str) else "events.parquet")
+        if isinstance(form, str):
+            path.write_text(f"request_id,ts\nr,{form}\n")
+        else:
+            pq.write_table(pa.table({"request_id": ["r"], "ts": form}), path)
+
+        ((_, times_us, records, _),) = event_rows(path, time, schema, Files())
+
+        assert times_us.tolist() == [moment_ns // 1000], form
+        assert [json.loads(e)["ts"] for e in json_events(records, schema)] == [moment_ns // NS[unit]], form

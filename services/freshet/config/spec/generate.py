@@ -342,7 +342,7 @@ def generate_spec(schemas: Sequence[tuple[str, Record]], name: str | None = None
 
 def _events(found: Guess) -> Iterator[str]:
     yield "[events]    # your fields with ids and times"
-    yield "# time: in s, ms, us or iso. key: the request first; the same fields in this order in all streams."
+    yield "# time: in s, ms, us, ns, days or iso. key: the request first; the same order in all streams."
     for stream in found.streams:
         values: dict[str, object] = {"schema": stream.path}
         if stream.role == "served" and found.explode:
