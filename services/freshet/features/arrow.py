@@ -29,6 +29,8 @@ from freshet.config.avro.schema import (
     is_null,
     spell,
 )
+from freshet.config.avro.types import time_unit
+from freshet.config.spec.inputs import UNIT_NS
 from freshet.errors import BadInput
 from freshet.features.arrow_arrays import (
     CellFormat,
@@ -427,9 +429,9 @@ class _ColumnBuilder:
     def _leaf(self, type_: Type, path: str, array: Any) -> Column:  # noqa: PLR0911 - one a type
         unit = self.time_units.get(path)
         match type_:
-            case Primitive("int" | "long", logical):
+            case Primitive("int" | "long"):
                 if unit is None:
-                    return Column(*read_integers(array, self.form, type_, LOGICAL_UNITS.get(logical or "")))
+                    return Column(*read_integers(array, self.form, type_, _unit_of(type_)))
                 return Column(*read_times(array, self.form, unit, unit))
             case Primitive("float" | "double"):
                 if unit is not None and (pa.types.is_timestamp(array.type) or pa.types.is_date(array.type)):
@@ -444,17 +446,13 @@ class _ColumnBuilder:
                 return Column(*read_texts(array, self.form, type_))
 
 
-LOGICAL_UNITS = {
-    "timestamp-millis": "ms",
-    "timestamp-micros": "us",
-    "timestamp-nanos": "ns",
-    "local-timestamp-millis": "ms",
-    "local-timestamp-micros": "us",
-    "local-timestamp-nanos": "ns",
-    "date": "days",
-    "time-millis": "time ms",
-    "time-micros": "time us",
-}
+def _unit_of(type_: Primitive) -> str | None:
+    """Return the unit of a logical type as `read_integers` has it; None for a plain number."""
+    unit = time_unit(type_)
+    if unit is None:
+        return None
+    name = next(name for name, ns in UNIT_NS.items() if ns == unit.ns)
+    return f"time {name}" if unit.of_day else name
 
 
 def strip_null(type_: Type) -> tuple[Type, bool]:

@@ -49,7 +49,7 @@ FINE = re.compile(r"[.,]\d{6}\d*[1-9]")  # a fraction finer than a microsecond
 def read_integers(
     array: Any, form: CellFormat, type_: Primitive, unit: str | None
 ) -> tuple[I64, Bool | None]:
-    """Convert to (N,) int64, exactly; a logical type has a `unit` (ms, us, ns, days, "time ms", "time us").
+    """Convert to (N,) int64, exactly; a logical type has a `unit` (ms, us, ns, days; "time ms" of a day).
 
     Raises Misfit for a fraction, a number beyond 64 bits (32 for an int) and a value that is no number.
     """
@@ -118,7 +118,7 @@ def read_times(array: Any, form: CellFormat, unit: str, logical_unit: str) -> tu
             expected,
             'times in numbers have their unit in the spec: s, ms, us, ns or days, such as time = "ts:ms"',
         )
-    if pa.types.is_integer(kind):
+    if pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale <= 0):
         try:
             values, nulls = _read_longs(array, form, Primitive("long"), None)
         except Misfit as misfit:

@@ -134,3 +134,10 @@ def test_a_time_that_excel_rounded_is_refused_beside_fractions() -> None:
 
     assert refused.value.row == 1
     assert "Excel rounds" in refused.value.hint
+
+
+def test_a_time_in_a_decimal_column_keeps_its_nanoseconds() -> None:
+    tick = 1_700_000_000_123_456_789
+    found, _ = read_times(pa.array([Decimal(tick)], pa.decimal128(38, 0)), TYPED, "ns", "ns")
+
+    assert found.tolist() == [tick]

@@ -233,3 +233,18 @@ def test_an_event_time_is_read_in_every_form(tmp_path: Path, unit: str, type_: s
 
         assert times_us.tolist() == [moment_ns // 1000], form
         assert [json.loads(e)["ts"] for e in json_events(records, schema)] == [moment_ns // NS[unit]], form
+
+
+@pytest.mark.parametrize(("logical", "unit"), [("time-micros", "us"), ("time-nanos", "ns")])
+def test_a_time_of_day_is_read_in_the_units_of_its_field(tmp_path: Path, logical: str, unit: str) -> None:
+    opens = {"type": "long", "logicalType": logical}
+    schema = parse_schema(
+        record("Act", field("request_id", "string"), field("ts", "long"), field("at", opens))
+    )
+    path = tmp_path / "events.parquet"
+    times = pa.array([43_200 * NS["s"] // NS[unit]], pa.time64(unit))
+    pq.write_table(pa.table({"request_id": ["r"], "ts": [T0], "at": times}), path)
+
+    ((_, _, records, _),) = event_rows(path, TS, schema, Files())
+
+    assert [json.loads(e)["at"] for e in json_events(records, schema)] == [43_200 * NS["s"] // NS[unit]]
