@@ -42,14 +42,13 @@ from freshet.features.arrow_arrays import (
     unwrap_array,
 )
 from freshet.features.cell_times import read_integers, read_times
-from freshet.features.cells import read_booleans, read_floats, read_texts
+from freshet.features.cells import is_raw, read_booleans, read_floats, read_texts
 from freshet.features.encoder import WHY, Column, ColumnEncoder
-from freshet.features.writer import encode_value
+from freshet.features.writer import UNFIT, encode_value
 from freshet.types import BytesColumn
 
 __all__ = ["CellFormat", "Misfit", "TableEncoder"]
 
-RAW_BYTES = "latin-1"
 ROWS_OF_ITEMS = (
     "\n  an event has its list in one row: a column of lists in Parquet, or JSON lines; a row for each item"
     " is a sample, as `freshet backtest` reads them"
@@ -475,17 +474,14 @@ def _defaulted(column: Column, type_: Type, f: AvroField | None) -> Column:
         or not column.nulls.any()
     ):
         return column
-    if isinstance(column.values, BytesColumn):
-        default = f.default.encode(
-            "utf-8" if not isinstance(type_, Primitive) or type_.name == "string" else RAW_BYTES
-        )
+    try:
         encode_value(type_, f.default)
-        values = list(column.values)
-        return Column(
-            BytesColumn.of(
-                [default if none else v for v, none in zip(values, column.nulls.tolist(), strict=True)]
-            )
-        )
+    except UNFIT:  # a default of another branch, or a wrong one: the encoder refuses the row, or the schema
+        return column
+    if isinstance(column.values, BytesColumn):
+        default = f.default.encode("latin-1" if is_raw(type_) else "utf-8")
+        values = zip(column.values, column.nulls.tolist(), strict=True)
+        return Column(BytesColumn.of([default if none else value for value, none in values]))
     assert column.values is not None, "a leaf has values"
     return Column(np.where(column.nulls, f.default, column.values).astype(column.values.dtype))
 

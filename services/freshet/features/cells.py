@@ -274,6 +274,11 @@ def _parse_boolean(text: str, mark: str) -> bool | None:
     return word if number is None or number not in (0, 1) else bool(number)
 
 
+def is_raw(type_: Type) -> bool:
+    """Return whether a type is bytes or fixed, whose JSON has a character to U+00FF for each byte."""
+    return isinstance(type_, Fixed) or (isinstance(type_, Primitive) and type_.name == "bytes")
+
+
 def read_texts(array: Any, form: CellFormat, type_: Type) -> tuple[BytesColumn, Bool | None]:
     """Convert to the (N,) byte strings of a string, bytes, fixed or enum.
 
@@ -282,7 +287,7 @@ def read_texts(array: Any, form: CellFormat, type_: Type) -> tuple[BytesColumn, 
     Raises Misfit for other types of columns, and for characters that bytes cannot hold.
     """
     kind = array.type
-    raw = isinstance(type_, Fixed) or (isinstance(type_, Primitive) and type_.name == "bytes")
+    raw = is_raw(type_)
     if raw and getattr(type_, "logical", None) == "decimal":
         return _encode_decimals(array, form, type_)
     if pa.types.is_null(kind):

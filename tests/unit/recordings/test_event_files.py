@@ -13,7 +13,7 @@ import pytest
 
 from freshet.config.avro.schema import parse_schema
 from freshet.config.spec.model import Files, TimeField
-from freshet.errors import BadInput
+from freshet.errors import BadInput, ConfigError
 from freshet.recordings.sample_files import event_rows
 from freshet.recordings.sources import json_events
 from freshet.recordings.tables import TableFile
@@ -248,3 +248,37 @@ def test_a_time_of_day_is_read_in_the_units_of_its_field(tmp_path: Path, logical
     ((_, _, records, _),) = event_rows(path, TS, schema, Files())
 
     assert [json.loads(e)["at"] for e in json_events(records, schema)] == [43_200 * NS["s"] // NS[unit]]
+
+
+def with_default(folder: Path, type_: Any, default: Any, column: Any) -> list[Any]:
+    """Read a column with nulls as a field that has a default and is never null."""
+    path = folder / "events.parquet"
+    times = pa.array([T0] * len(column))
+    pq.write_table(pa.table({"request_id": ["r"] * len(column), "ts": times, "x": column}), path)
+    fields = (field("request_id", "string"), field("ts", "long"), field("x", type_, default=default))
+    schema = parse_schema(record("Act", *fields))
+    ((_, _, records, _),) = event_rows(path, TS, schema, Files())
+    return [json.loads(e)["x"] for e in json_events(records, schema)]
+
+
+@pytest.mark.parametrize(
+    ("type_", "default"),
+    [
+        ("bytes", "\u00ff\u0001"),
+        ({"type": "fixed", "name": "F", "size": 2}, "\u00ff\u0001"),
+        ("string", "\u00ff\u0416"),
+    ],
+)
+def test_a_default_beyond_ascii_keeps_its_bytes(tmp_path: Path, type_: Any, default: str) -> None:
+    assert with_default(tmp_path, type_, default, pa.array([b"ab", None])) == ["ab", default]
+
+
+@pytest.mark.parametrize("default", ["x", "ab\u0416", "abc", 5])
+def test_a_default_of_another_type_is_refused(tmp_path: Path, default: Any) -> None:
+    with pytest.raises(ConfigError, match=r"x\.default"):
+        with_default(tmp_path, {"type": "fixed", "name": "F", "size": 2}, default, pa.array([b"ab", None]))
+
+
+def test_a_default_of_another_branch_is_no_value(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"row 2: x: expected a value"):
+        with_default(tmp_path, ["string", "long"], "none", pa.array([1, None]))
