@@ -30,7 +30,7 @@ from freshet.config.avro.schema import (
     spell,
 )
 from freshet.config.avro.types import time_unit
-from freshet.config.spec.inputs import UNIT_NS
+from freshet.config.spec.inputs import UNIT_OF_NS
 from freshet.errors import BadInput
 from freshet.features.arrow_arrays import (
     CellFormat,
@@ -450,7 +450,7 @@ def _unit_of(type_: Primitive) -> str | None:
     unit = time_unit(type_)
     if unit is None:
         return None
-    name = next(name for name, ns in UNIT_NS.items() if ns == unit.ns)
+    name = UNIT_OF_NS[unit.ns]
     return f"time {name}" if unit.of_day else name
 
 
