@@ -478,6 +478,24 @@ def test_a_value_that_is_wrong_says_what_was_expected(text: str, expected: str) 
     assert caught.value.expected.startswith(expected)
 
 
+class CountedColumns(dict[str, Column]):
+    """Columns that count how often one is read."""
+
+    reads = 0
+
+    def __getitem__(self, path: str) -> Column:
+        self.reads += 1
+        return super().__getitem__(path)
+
+
+@pytest.mark.parametrize("text", ["-" * 10 + "y", "-(-(-y))", "-abs(-sqrt(-(-y)))"])
+def test_an_operand_of_a_sign_is_evaluated_once(text: str) -> None:
+    columns = CountedColumns(y=Column(np.ones(1)))
+
+    assert abs(compile_score(text).evaluate(columns, 1).values[0]) == 1
+    assert columns.reads == 1
+
+
 CLIMBING = "(" * 30 + "y" + "+y" * 2 + ")+y+y+y" * 30
 """Brackets on the left of each sum, whose levels add up."""
 
