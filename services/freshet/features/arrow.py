@@ -448,10 +448,7 @@ class _ColumnBuilder:
 def _unit_of(type_: Primitive) -> str | None:
     """Return the unit of a logical type as `read_integers` has it; None for a plain number."""
     unit = time_unit(type_)
-    if unit is None:
-        return None
-    name = UNIT_OF_NS[unit.ns]
-    return f"time {name}" if unit.of_day else name
+    return None if unit is None else "time " * unit.of_day + UNIT_OF_NS[unit.ns]
 
 
 def strip_null(type_: Type) -> tuple[Type, bool]:

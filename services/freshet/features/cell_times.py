@@ -88,8 +88,8 @@ def _read_longs(  # noqa: PLR0911 - one for each kind of column
     if is_textual(kind):
         if unit is None or unit.startswith("time"):
             return integers_of_texts(array, form, expected)
-        counted = UNIT_WORDS.get(unit, unit)
-        expected = f"{counted} since 1970, or {'a date' if unit == 'days' else 'a time'} as ISO 8601 text"
+        a_time = "a date" if unit == "days" else "a time"
+        expected = f"{UNIT_WORDS[unit]} since 1970, or {a_time} as ISO 8601 text"
         return _times_of_texts(array, form, unit, expected, exact=True)
     raise wrong_column(array, expected)
 
@@ -113,11 +113,8 @@ def read_times(array: Any, form: CellFormat, unit: str, logical_unit: str) -> tu
     if is_textual(kind):
         return _times_of_texts(array, form, logical_unit, expected, exact=False, unit=unit)
     if unit == "iso":
-        raise wrong_column(
-            array,
-            expected,
-            'times in numbers have their unit in the spec: s, ms, us, ns or days, such as time = "ts:ms"',
-        )
+        hint = 'times in numbers have their unit in the spec: s, ms, us, ns or days, such as time = "ts:ms"'
+        raise wrong_column(array, expected, hint)
     if pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale <= 0):
         try:
             values, nulls = _read_longs(array, form, Primitive("long"), None)
@@ -174,8 +171,8 @@ def _times_of_texts(
         if form.cells and rounded >= 0:
             raise Misfit(rounded, "", expected, quote_text(cells[rounded].as_py()), ROUNDED)
         try:
-            numbers, _ = floats_of_texts(array, form, expected)
-            return _scale_floats(np.where(nulls, np.nan, numbers), str(unit), wanted, expected, array)
+            numbers = np.where(nulls, np.nan, floats_of_texts(array, form, expected)[0])
+            return _scale_floats(numbers, str(unit), wanted, expected, array)
         except Misfit as misfit:
             last = max(last, misfit.row)
     found = _parse_iso_texts(cells, nulls, exact=exact)
@@ -184,7 +181,7 @@ def _times_of_texts(
         text = cells[last].as_py()
         hint = ""
         if exact and FINE.search(text):
-            hint = f"the field counts {UNIT_WORDS.get(wanted, wanted)}: round the column to them"
+            hint = f"the field counts {UNIT_WORDS[wanted]}: round the column to them"
         elif last and (parse_iso_time(text) is not None or NUMBER.fullmatch(text.strip())):
             hint = "a column of times holds numbers or ISO 8601 texts: rows before it hold the other kind"
         raise Misfit(last, "", expected, quote_text(text), hint)
@@ -261,8 +258,7 @@ def _scale_timestamps(array: Any, wanted: str, nulls: Bool | None, *, exact: boo
         bad &= ~nulls
     if bad.any():
         row = int(bad.argmax())
-        unit = UNIT_WORDS.get(wanted, wanted)
-        hint = f"the field counts {unit} in 64 bits: round the column to them"
+        hint = f"the field counts {UNIT_WORDS[wanted]} in 64 bits: round the column to them"
         raise Misfit(row, "", expected, show_value(array, row), hint)
     scaled: I64 = (values * up) // down
     return scaled

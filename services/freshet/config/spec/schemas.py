@@ -173,8 +173,7 @@ def reading_of(type_: Type) -> str:
             return " or ".join(sorted({reading_of(b) for b in branches if not is_null(b)}))
     unit, scale, kind = time_unit(type_), decimal_scale(type_), kind_of(type_)
     if unit is not None:
-        name = UNIT_OF_NS[unit.ns]
-        return f"{kind} ({'time of day' if unit.of_day else 'time'} in {name})"
+        return f"{kind} ({'time of day' if unit.of_day else 'time'} in {UNIT_OF_NS[unit.ns]})"
     if scale:
         return f"{kind} (decimal of scale {scale})"
     return f"{kind} (uuid of 16 bytes)" if is_uuid(type_) else kind
