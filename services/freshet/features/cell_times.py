@@ -167,14 +167,15 @@ def _times_of_texts(
     cells, nulls = blank_nulls(array, form.files.nulls)
     some = None if not nulls.any() else nulls
     if unit not in (None, "iso") and not exact:
-        rounded = pc.match_substring_regex(cells, f"^{excel_form(form).pattern}$").index(True).as_py()
-        if form.cells and rounded >= 0:
-            raise Misfit(rounded, "", expected, quote_text(cells[rounded].as_py()), ROUNDED)
         try:
             numbers = np.where(nulls, np.nan, floats_of_texts(array, form, expected)[0])
-            return _scale_floats(numbers, str(unit), wanted, expected, array)
+            rounded = pc.match_substring_regex(cells, f"^{excel_form(form).pattern}$").index(True).as_py()
+            if not form.cells or rounded < 0:
+                return _scale_floats(numbers, str(unit), wanted, expected, array)
         except Misfit as misfit:
             last = max(last, misfit.row)
+        else:
+            raise Misfit(rounded, "", expected, quote_text(cells[rounded].as_py()), ROUNDED)
     found = _parse_iso_texts(cells, nulls, exact=exact)
     if isinstance(found, int):
         last = max(last, found)
