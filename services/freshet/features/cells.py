@@ -175,8 +175,7 @@ def floats_of_texts(array: Any, form: CellFormat, expected: str) -> tuple[F64, B
 def _without_words(array: Any, form: CellFormat) -> Any:
     """Return cells as strings, with nulls in place of the words for null that a cast reads as numbers."""
     words = [word for word in form.files.nulls if NUMERAL.search(word)]
-    cells = decode_texts(array)
-    return null_words(cells, words) if words else cells
+    return null_words(decode_texts(array), words) if words else decode_texts(array)
 
 
 def excel_form(form: CellFormat) -> re.Pattern[str]:
