@@ -29,6 +29,8 @@ from freshet.config.avro.schema import (
     is_null,
     spell,
 )
+from freshet.config.avro.types import time_unit
+from freshet.config.spec.inputs import UNIT_OF_NS
 from freshet.errors import BadInput
 from freshet.features.arrow_arrays import (
     CellFormat,
@@ -40,14 +42,13 @@ from freshet.features.arrow_arrays import (
     unwrap_array,
 )
 from freshet.features.cell_times import read_integers, read_times
-from freshet.features.cells import read_booleans, read_floats, read_texts
+from freshet.features.cells import is_raw, read_booleans, read_floats, read_texts
 from freshet.features.encoder import WHY, Column, ColumnEncoder
-from freshet.features.writer import encode_value
+from freshet.features.writer import UNFIT, encode_value
 from freshet.types import BytesColumn
 
 __all__ = ["CellFormat", "Misfit", "TableEncoder"]
 
-RAW_BYTES = "latin-1"
 ROWS_OF_ITEMS = (
     "\n  an event has its list in one row: a column of lists in Parquet, or JSON lines; a row for each item"
     " is a sample, as `freshet backtest` reads them"
@@ -72,8 +73,8 @@ class TableEncoder:
         Args:
             schema: Schema of the records to write.
             form: Notation of cells; batches of csv hold binary columns (`form.cells`).
-            time_units: Unit (s, ms, us, iso) by path, for fields that are an event's time; times round down
-                to it.
+            time_units: Unit (s, ms, us, ns, days, iso) by path, for fields that are an event's time; times
+                round down to it.
             every_column: Refuse a column without a field in the schema, and a null struct where the schema's
                 record is never null. If false, the former is ignored, and the fields of the latter are null.
         """
@@ -427,9 +428,9 @@ class _ColumnBuilder:
     def _leaf(self, type_: Type, path: str, array: Any) -> Column:  # noqa: PLR0911 - one a type
         unit = self.time_units.get(path)
         match type_:
-            case Primitive("int" | "long", logical):
+            case Primitive("int" | "long"):
                 if unit is None:
-                    return Column(*read_integers(array, self.form, type_, LOGICAL_UNITS.get(logical or "")))
+                    return Column(*read_integers(array, self.form, type_, _unit_of(type_)))
                 return Column(*read_times(array, self.form, unit, unit))
             case Primitive("float" | "double"):
                 if unit is not None and (pa.types.is_timestamp(array.type) or pa.types.is_date(array.type)):
@@ -444,17 +445,10 @@ class _ColumnBuilder:
                 return Column(*read_texts(array, self.form, type_))
 
 
-LOGICAL_UNITS = {
-    "timestamp-millis": "ms",
-    "timestamp-micros": "us",
-    "timestamp-nanos": "ns",
-    "local-timestamp-millis": "ms",
-    "local-timestamp-micros": "us",
-    "local-timestamp-nanos": "ns",
-    "date": "d",
-    "time-millis": "time ms",
-    "time-micros": "time us",
-}
+def _unit_of(type_: Primitive) -> str | None:
+    """Return the unit of a logical type as `read_integers` has it; None for a plain number."""
+    unit = time_unit(type_)
+    return None if unit is None else "time " * unit.of_day + UNIT_OF_NS[unit.ns]
 
 
 def strip_null(type_: Type) -> tuple[Type, bool]:
@@ -477,17 +471,14 @@ def _defaulted(column: Column, type_: Type, f: AvroField | None) -> Column:
         or not column.nulls.any()
     ):
         return column
-    if isinstance(column.values, BytesColumn):
-        default = f.default.encode(
-            "utf-8" if not isinstance(type_, Primitive) or type_.name == "string" else RAW_BYTES
-        )
+    try:
         encode_value(type_, f.default)
-        values = list(column.values)
-        return Column(
-            BytesColumn.of(
-                [default if none else v for v, none in zip(values, column.nulls.tolist(), strict=True)]
-            )
-        )
+    except UNFIT:  # a default of another branch, or a wrong one: the encoder refuses the row, or the schema
+        return column
+    if isinstance(column.values, BytesColumn):
+        default = f.default.encode("latin-1" if is_raw(type_) else "utf-8")
+        values = zip(column.values, column.nulls.tolist(), strict=True)
+        return Column(BytesColumn.of([default if none else value for value, none in values]))
     assert column.values is not None, "a leaf has values"
     return Column(np.where(column.nulls, f.default, column.values).astype(column.values.dtype))
 

@@ -15,16 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from freshet.config.spec.inputs import Files
+from freshet.config.spec.inputs import WORDS, Files
 from freshet.types import Bool, BytesColumn
 
-UNIT_WORDS = {
-    "d": "days",
-    "s": "seconds",
-    "ms": "milliseconds",
-    "us": "microseconds",
-    "ns": "nanoseconds",
-}
+UNIT_WORDS = {**WORDS, "days": "days"}
 
 
 class Misfit(Exception):
@@ -139,7 +133,7 @@ def blank_nulls(array: Any, words: Iterable[str]) -> tuple[Any, Bool]:
 
 
 def null_words(array: Any, words: Iterable[str]) -> Any:
-    """Return byte strings with nulls in place of these words."""
+    """Return strings, or byte strings, with nulls in place of these words."""
     some = pa.array([w.encode() for w in words], array.type)
     return pc.if_else(pc.is_in(array, value_set=some), pa.scalar(None, array.type), array)
 
@@ -191,7 +185,8 @@ def _show_time(scalar: Any) -> str:
         text = "<"
     if not text.startswith("<"):
         return text
-    return f"{scalar.value} {UNIT_WORDS[getattr(scalar.type, 'unit', 'd')]} since 1970"
+    unit = "ms" if pa.types.is_date64(scalar.type) else getattr(scalar.type, "unit", "days")
+    return f"{scalar.value} {UNIT_WORDS[unit]} since 1970"
 
 
 def quote_text(text: str) -> str:

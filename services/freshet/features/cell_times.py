@@ -5,6 +5,7 @@ The first value that does not fit is refused. Letters: N rows.
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime
 from typing import Any
@@ -41,7 +42,6 @@ from freshet.features.cells import (
 )
 from freshet.types import F64, I64, Bool
 
-PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 DAY_S = 86_400
 FINE = re.compile(r"[.,]\d{6}\d*[1-9]")  # a fraction finer than a microsecond
 
@@ -49,7 +49,7 @@ FINE = re.compile(r"[.,]\d{6}\d*[1-9]")  # a fraction finer than a microsecond
 def read_integers(
     array: Any, form: CellFormat, type_: Primitive, unit: str | None
 ) -> tuple[I64, Bool | None]:
-    """Convert to (N,) int64, exactly; a logical type has a `unit` (ms, us, ns, d, "time ms", "time us").
+    """Convert to (N,) int64, exactly; a logical type has a `unit` (ms, us, ns, days; "time ms" of a day).
 
     Raises Misfit for a fraction, a number beyond 64 bits (32 for an int) and a value that is no number.
     """
@@ -88,8 +88,8 @@ def _read_longs(  # noqa: PLR0911 - one for each kind of column
     if is_textual(kind):
         if unit is None or unit.startswith("time"):
             return integers_of_texts(array, form, expected)
-        counted = UNIT_WORDS.get(unit, unit)
-        expected = f"{counted} since 1970, or {'a date' if unit == 'd' else 'a time'} as ISO 8601 text"
+        a_time = "a date" if unit == "days" else "a time"
+        expected = f"{UNIT_WORDS[unit]} since 1970, or {a_time} as ISO 8601 text"
         return _times_of_texts(array, form, unit, expected, exact=True)
     raise wrong_column(array, expected)
 
@@ -101,7 +101,7 @@ def read_times(array: Any, form: CellFormat, unit: str, logical_unit: str) -> tu
         array: Column of numbers, texts, timestamps or dates.
         form: Notation of cells.
         unit: Unit of numbers by the spec: s, ms, us, ns or days; "iso" for texts.
-        logical_unit: Unit of the result: s, ms, us or ns.
+        logical_unit: Unit of the result: s, ms, us, ns or days.
 
     Raises Misfit for a value that is no time.
     """
@@ -113,12 +113,9 @@ def read_times(array: Any, form: CellFormat, unit: str, logical_unit: str) -> tu
     if is_textual(kind):
         return _times_of_texts(array, form, logical_unit, expected, exact=False, unit=unit)
     if unit == "iso":
-        raise wrong_column(
-            array,
-            expected,
-            'times in numbers have their unit in the spec: s, ms or us, such as time = "ts:ms"',
-        )
-    if pa.types.is_integer(kind):
+        hint = 'times in numbers have their unit in the spec: s, ms, us, ns or days, such as time = "ts:ms"'
+        raise wrong_column(array, expected, hint)
+    if pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale <= 0):
         try:
             values, nulls = _read_longs(array, form, Primitive("long"), None)
         except Misfit as misfit:
@@ -152,7 +149,7 @@ def _scale_floats(numbers: F64, unit: str, wanted: str, expected: str, array: An
         row = int(bad.argmax())
         raise Misfit(row, "", expected, show_value(array, row))
     # the double nearest to 1700000000.123 is smaller than it, so add 1e-6 of a unit before rounding down
-    whole = np.floor(np.where(none, 0.0, scaled) + 1e-6 * (PER_SECOND[wanted] <= 1000)).astype(np.int64)
+    whole = np.floor(np.where(none, 0.0, scaled) + 1e-6 * (wanted in ("s", "ms"))).astype(np.int64)
     return whole, none if none.any() else None
 
 
@@ -170,20 +167,22 @@ def _times_of_texts(
     cells, nulls = blank_nulls(array, form.files.nulls)
     some = None if not nulls.any() else nulls
     if unit not in (None, "iso") and not exact:
-        if form.cells and excel_form(form).fullmatch(text := str(cells[last].as_py())):
-            raise Misfit(last, "", expected, quote_text(text), ROUNDED)
         try:
-            numbers, _ = floats_of_texts(array, form, expected)
-            return _scale_floats(np.where(nulls, np.nan, numbers), str(unit), wanted, expected, array)
+            numbers = np.where(nulls, np.nan, floats_of_texts(array, form, expected)[0])
+            rounded = pc.match_substring_regex(cells, f"^{excel_form(form).pattern}$").index(True).as_py()
+            if not form.cells or rounded < 0:
+                return _scale_floats(numbers, str(unit), wanted, expected, array)
         except Misfit as misfit:
             last = max(last, misfit.row)
+        else:
+            raise Misfit(rounded, "", expected, quote_text(cells[rounded].as_py()), ROUNDED)
     found = _parse_iso_texts(cells, nulls, exact=exact)
     if isinstance(found, int):
         last = max(last, found)
         text = cells[last].as_py()
         hint = ""
         if exact and FINE.search(text):
-            hint = f"the field counts {UNIT_WORDS.get(wanted, wanted)}: round the column to them"
+            hint = f"the field counts {UNIT_WORDS[wanted]}: round the column to them"
         elif last and (parse_iso_time(text) is not None or NUMBER.fullmatch(text.strip())):
             hint = "a column of times holds numbers or ISO 8601 texts: rows before it hold the other kind"
         raise Misfit(last, "", expected, quote_text(text), hint)
@@ -249,19 +248,10 @@ def _integers_of_times(
 def _scale_timestamps(array: Any, wanted: str, nulls: Bool | None, *, exact: bool, expected: str) -> I64:
     """Convert timestamps and dates to whole units of `wanted`, rounded down unless `exact`."""
     kind = array.type
-    if pa.types.is_date32(kind):
-        values, have, scale = to_numpy(array.cast(pa.int32()), 0).astype(np.int64), 1, DAY_S
-    elif pa.types.is_date64(kind):
-        values, have, scale = to_numpy(array.cast(pa.int64()), 0), 1000, 1
-    else:
-        values, have, scale = to_numpy(array.cast(pa.int64()), 0), PER_SECOND[kind.unit], 1
-    want, divide = (1, DAY_S) if wanted == "d" else (PER_SECOND[wanted], 1)
-    if scale == divide == DAY_S:
-        days: I64 = values
-        return days
-    up, down = want * scale, have * divide
-    common = np.gcd(up, down)
-    up, down = int(up // common), int(down // common)
+    values = to_numpy(array.cast(pa.int32() if pa.types.is_date32(kind) else pa.int64()), 0).astype(np.int64)
+    have = "days" if pa.types.is_date32(kind) else "ms" if pa.types.is_date64(kind) else kind.unit
+    common = math.gcd(UNIT_NS[have], UNIT_NS[wanted])
+    up, down = UNIT_NS[have] // common, UNIT_NS[wanted] // common
     bad = np.abs(values.astype(np.float64)) * up >= 2.0**63
     if exact and down > 1:
         bad |= (values * up) % down != 0
@@ -269,8 +259,7 @@ def _scale_timestamps(array: Any, wanted: str, nulls: Bool | None, *, exact: boo
         bad &= ~nulls
     if bad.any():
         row = int(bad.argmax())
-        unit = UNIT_WORDS.get(wanted, wanted)
-        hint = f"the field counts {unit} in 64 bits: round the column to them"
+        hint = f"the field counts {UNIT_WORDS[wanted]} in 64 bits: round the column to them"
         raise Misfit(row, "", expected, show_value(array, row), hint)
     scaled: I64 = (values * up) // down
     return scaled

@@ -97,7 +97,8 @@ def integers_of_texts(array: Any, form: CellFormat, expected: str) -> tuple[I64,
     """Parse cells to (N,) int64, and the nulls. Raises Misfit for a text that is no integer of 64 bits."""
     if not contains_any(array, b"xX"):  # Arrow parses 0x1F as 31
         try:
-            return to_numpy(decode_texts(array).cast(pa.int64()), 0), nulls_of(array)
+            plain = _without_words(array, form)
+            return to_numpy(plain.cast(pa.int64()), 0), nulls_of(plain)
         except (pa.ArrowInvalid, UnicodeDecodeError):
             pass
     cells, nulls = blank_nulls(array, form.files.nulls)
@@ -154,9 +155,10 @@ def floats_of_texts(array: Any, form: CellFormat, expected: str) -> tuple[F64, B
     files = form.files
     if files.decimal == ".":
         try:
-            values = to_numpy(decode_texts(array).cast(pa.float64()), 0.0)
+            plain = _without_words(array, form)
+            values = to_numpy(plain.cast(pa.float64()), 0.0)
             if np.isfinite(values).all():
-                return values, nulls_of(array)
+                return values, nulls_of(plain)
         except (pa.ArrowInvalid, UnicodeDecodeError):
             pass
     cells, nulls = blank_nulls(array, files.nulls)
@@ -168,6 +170,12 @@ def floats_of_texts(array: Any, form: CellFormat, expected: str) -> tuple[F64, B
             raise _not_a_number(row, text, expected, form)
         out[row] = float(number)
     return out, nulls if nulls.any() else None
+
+
+def _without_words(array: Any, form: CellFormat) -> Any:
+    """Return cells as strings, with nulls in place of the words for null that a cast reads as numbers."""
+    words = [word for word in form.files.nulls if NUMERAL.search(word)]
+    return null_words(decode_texts(array), words) if words else decode_texts(array)
 
 
 def excel_form(form: CellFormat) -> re.Pattern[str]:
@@ -265,6 +273,11 @@ def _parse_boolean(text: str, mark: str) -> bool | None:
     return word if number is None or number not in (0, 1) else bool(number)
 
 
+def is_raw(type_: Type) -> bool:
+    """Return whether a type is bytes or fixed, whose JSON has a character to U+00FF for each byte."""
+    return isinstance(type_, Fixed) or (isinstance(type_, Primitive) and type_.name == "bytes")
+
+
 def read_texts(array: Any, form: CellFormat, type_: Type) -> tuple[BytesColumn, Bool | None]:
     """Convert to the (N,) byte strings of a string, bytes, fixed or enum.
 
@@ -273,7 +286,7 @@ def read_texts(array: Any, form: CellFormat, type_: Type) -> tuple[BytesColumn, 
     Raises Misfit for other types of columns, and for characters that bytes cannot hold.
     """
     kind = array.type
-    raw = isinstance(type_, Fixed) or (isinstance(type_, Primitive) and type_.name == "bytes")
+    raw = is_raw(type_)
     if raw and getattr(type_, "logical", None) == "decimal":
         return _encode_decimals(array, form, type_)
     if pa.types.is_null(kind):

@@ -478,6 +478,53 @@ def test_a_value_that_is_wrong_says_what_was_expected(text: str, expected: str) 
     assert caught.value.expected.startswith(expected)
 
 
+class CountedColumns(dict[str, Column]):
+    """Columns that count how often one is read."""
+
+    reads = 0
+
+    def __getitem__(self, path: str) -> Column:
+        self.reads += 1
+        return super().__getitem__(path)
+
+
+@pytest.mark.parametrize("text", ["-" * 10 + "y", "-(-(-y))", "-abs(-sqrt(-(-y)))"])
+def test_an_operand_of_a_sign_is_evaluated_once(text: str) -> None:
+    columns = CountedColumns(y=Column(np.ones(1)))
+
+    assert abs(compile_score(text).evaluate(columns, 1).values[0]) == 1
+    assert columns.reads == 1
+
+
+CLIMBING = "(" * 30 + "y" + "+y" * 2 + ")+y+y+y" * 30
+"""Brackets on the left of each sum, whose levels add up."""
+
+
+@pytest.mark.parametrize("text", ["+".join(["y"] * 128), "*".join(["y"] * 100), CLIMBING])
+def test_a_long_score_is_what_python_says(text: str) -> None:
+    y = np.array([1.0, 2.0])
+
+    assert compile_score(text).numbers({"y": y}, 2).tolist() == eval(text, {"y": y}).tolist()
+
+
+@pytest.mark.parametrize(
+    "text", ["+".join(["y"] * 129), "+".join(["y"] * 499), "*".join(["y"] * 999), CLIMBING + "+y" * 50]
+)
+def test_a_score_of_too_many_levels_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="at most 128 levels") as refused:
+        compile_score(text)
+
+    assert "put brackets around parts" in str(refused.value)
+
+
+def test_a_score_of_too_many_levels_is_read_in_halves() -> None:
+    half = "+".join(["y"] * 120)
+
+    assert compile_score(f"({half})+({half})").numbers({"y": np.ones(1)}, 1).tolist() == [240.0]
+    with pytest.raises(ConfigError, match="at most 128 levels, found 240"):
+        compile_score(f"{half}+{half}")
+
+
 def test_a_field_that_the_schema_lacks_is_named_with_the_nearest() -> None:
     with pytest.raises(ConfigError) as caught:
         compile_condition("action.typ == 'x'", kinds={"type": "text", "n": "number"})

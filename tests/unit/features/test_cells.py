@@ -31,7 +31,7 @@ READERS: list[Callable[[Any], Any]] = [
     lambda array: read_integers(array, TYPED, Primitive("long"), None),
     lambda array: read_integers(array, TYPED, Primitive("long"), "us"),
     lambda array: read_integers(array, TYPED, Primitive("long"), "ns"),
-    lambda array: read_integers(array, TYPED, Primitive("int"), "d"),
+    lambda array: read_integers(array, TYPED, Primitive("int"), "days"),
     lambda array: read_integers(array, TYPED, Primitive("int"), "time ms"),
     lambda array: read_floats(array, TYPED, Primitive("double")),
     lambda array: read_booleans(array, TYPED),
@@ -93,3 +93,51 @@ def test_a_column_of_two_kinds_of_times_is_refused() -> None:
 
     assert (refused.value.row, refused.value.found) == (1, "'2026-01-31'")
     assert "rows before it hold the other kind" in refused.value.hint
+
+
+WORDS_FOR_NULL = ("-1", "0", "-999", "1e9", "999.5", "1970-01-01", "NA", "NaN", "-inf", "7E+11")
+WORDED = CellFormat(Files(nulls=WORDS_FOR_NULL), cells=True)
+LABEL = Primitive("float")
+OF_CELLS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
+    "int": (lambda array: read_integers(array, WORDED, Primitive("long"), None), ("1", "1e3", "+7", "123.0")),
+    "date": (lambda array: read_integers(array, WORDED, Primitive("int"), "days"), ("1", "+7")),
+    "moment": (lambda array: read_integers(array, WORDED, Primitive("long"), "ms"), ("2024-01-02",)),
+    "float": (lambda array: read_floats(array, WORDED, Primitive("double")), ("1", "1.5", "+7", "-0.0")),
+    "label": (lambda array: read_floats(array, WORDED, LABEL), ("1", "1.5", "+7")),
+    "truth": (lambda array: read_booleans(array, WORDED), ("1", "true")),
+    "decimal": (lambda array: read_texts(array, WORDED, DECIMAL), ("1", "1.5", "+7")),
+    "time": (lambda array: read_times(array, WORDED, "ms", "ms"), ("1700000000000", "17.5", "+7")),
+    "days": (lambda array: read_times(array, WORDED, "days", "us"), ("19000", "19000.5")),
+    "iso": (lambda array: read_times(array, WORDED, "iso", "ms"), ("2024-01-02", "2024-01-02T03:04:05Z")),
+}
+
+
+@pytest.mark.parametrize("kind", OF_CELLS)
+def test_a_cell_means_the_same_whatever_its_neighbours(kind: str) -> None:
+    read, values = OF_CELLS[kind]
+
+    def first(*cells: str) -> Any:
+        found, nulls = read(pa.array([c.encode() for c in cells]))
+        return None if nulls is not None and nulls[0] else found[0]
+
+    alone = {cell: first(cell) for cell in (*WORDS_FOR_NULL, *values)}
+
+    assert [cell for cell, value in alone.items() if value is None] == list(WORDS_FOR_NULL)
+    for cell, value in alone.items():
+        for neighbour in ("", *alone):
+            assert first(cell, neighbour) == value, f"{cell!r} beside {neighbour!r}"
+
+
+def test_a_time_that_excel_rounded_is_refused_beside_fractions() -> None:
+    with pytest.raises(Misfit) as refused:
+        read_times(pa.array([b"1700000000000.5", b"1.7E+12"]), CELLS, "ms", "ms")
+
+    assert refused.value.row == 1
+    assert "Excel rounds" in refused.value.hint
+
+
+def test_a_time_in_a_decimal_column_keeps_its_nanoseconds() -> None:
+    tick = 1_700_000_000_123_456_789
+    found, _ = read_times(pa.array([Decimal(tick)], pa.decimal128(38, 0)), TYPED, "ns", "ns")
+
+    assert found.tolist() == [tick]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from freshet.config.avro.schema import parse_schema
 from freshet.config.spec.model import Files, TimeField
-from freshet.errors import BadInput
+from freshet.errors import BadInput, ConfigError
 from freshet.recordings.sample_files import event_rows
 from freshet.recordings.sources import json_events
 from freshet.recordings.tables import TableFile
@@ -193,3 +194,91 @@ def test_a_row_without_a_time_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(BadInput, match=r"line 3 \(row 2\): ts: expected a time"):
         read(path)
+
+
+NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1, "days": 86_400 * 10**9}
+NOON = datetime(2024, 1, 2, 12, 30, tzinfo=UTC)
+NOON_NS = int(NOON.timestamp()) * 10**9
+
+
+def held(type_: str, ticks: int) -> bool:
+    return ticks < {"int": 2**31, "float": 2**24}.get(type_, 2**63)
+
+
+@pytest.mark.parametrize(
+    ("unit", "type_"),
+    [(u, t) for u in NS for t in ("int", "long", "float", "double") if held(t, NOON_NS // NS[u])],
+)
+def test_an_event_time_is_read_in_every_form(tmp_path: Path, unit: str, type_: str) -> None:
+    schema = parse_schema(record("Act", field("request_id", "string"), field("ts", type_)))
+    time = TimeField(path="ts", unit=unit)  # type: ignore[arg-type]
+    ticks, midnight_ns = NOON_NS // NS[unit], NOON_NS - NOON_NS % NS["days"]
+    forms: list[tuple[Any, int]] = [
+        (pa.array([ticks]), ticks * NS[unit]),
+        (pa.array([float(ticks)]), ticks * NS[unit]),
+        (pa.array([NOON.date()], pa.date32()), midnight_ns),
+        (pa.array([NOON.date()], pa.date64()), midnight_ns),
+        (pa.array([NOON], pa.timestamp("us", "UTC")), NOON_NS),
+        (f"{ticks}", ticks * NS[unit]),
+        (NOON.isoformat(), NOON_NS),
+    ]
+    for form, moment_ns in forms if type_ in ("int", "long") else forms[:-1]:
+        path = tmp_path / ("events.csv" if isinstance(form, str) else "events.parquet")
+        if isinstance(form, str):
+            path.write_text(f"request_id,ts\nr,{form}\n")
+        else:
+            pq.write_table(pa.table({"request_id": ["r"], "ts": form}), path)
+
+        ((_, times_us, records, _),) = event_rows(path, time, schema, Files())
+
+        assert times_us.tolist() == [moment_ns // 1000], form
+        assert [json.loads(e)["ts"] for e in json_events(records, schema)] == [moment_ns // NS[unit]], form
+
+
+@pytest.mark.parametrize(("logical", "unit"), [("time-micros", "us"), ("time-nanos", "ns")])
+def test_a_time_of_day_is_read_in_the_units_of_its_field(tmp_path: Path, logical: str, unit: str) -> None:
+    opens = {"type": "long", "logicalType": logical}
+    schema = parse_schema(
+        record("Act", field("request_id", "string"), field("ts", "long"), field("at", opens))
+    )
+    path = tmp_path / "events.parquet"
+    times = pa.array([43_200 * NS["s"] // NS[unit]], pa.time64(unit))
+    pq.write_table(pa.table({"request_id": ["r"], "ts": [T0], "at": times}), path)
+
+    ((_, _, records, _),) = event_rows(path, TS, schema, Files())
+
+    assert [json.loads(e)["at"] for e in json_events(records, schema)] == [43_200 * NS["s"] // NS[unit]]
+
+
+def with_default(folder: Path, type_: Any, default: Any, column: Any) -> list[Any]:
+    """Read a column with nulls as a field that has a default and is never null."""
+    path = folder / "events.parquet"
+    times = pa.array([T0] * len(column))
+    pq.write_table(pa.table({"request_id": ["r"] * len(column), "ts": times, "x": column}), path)
+    fields = (field("request_id", "string"), field("ts", "long"), field("x", type_, default=default))
+    schema = parse_schema(record("Act", *fields))
+    ((_, _, records, _),) = event_rows(path, TS, schema, Files())
+    return [json.loads(e)["x"] for e in json_events(records, schema)]
+
+
+@pytest.mark.parametrize(
+    ("type_", "default"),
+    [
+        ("bytes", "\u00ff\u0001"),
+        ({"type": "fixed", "name": "F", "size": 2}, "\u00ff\u0001"),
+        ("string", "\u00ff\u0416"),
+    ],
+)
+def test_a_default_beyond_ascii_keeps_its_bytes(tmp_path: Path, type_: Any, default: str) -> None:
+    assert with_default(tmp_path, type_, default, pa.array([b"ab", None])) == ["ab", default]
+
+
+@pytest.mark.parametrize("default", ["x", "ab\u0416", "abc", 5])
+def test_a_default_of_another_type_is_refused(tmp_path: Path, default: Any) -> None:
+    with pytest.raises(ConfigError, match=r"x\.default"):
+        with_default(tmp_path, {"type": "fixed", "name": "F", "size": 2}, default, pa.array([b"ab", None]))
+
+
+def test_a_default_of_another_branch_is_no_value(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"row 2: x: expected a value"):
+        with_default(tmp_path, ["string", "long"], "none", pa.array([1, None]))

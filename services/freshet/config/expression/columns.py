@@ -100,7 +100,8 @@ def _of(node: Node, columns: Mapping[str, Column], aggregates: Sequence[Column])
         case Unary(op="not", operand=operand):
             return ~_truth(of(operand), node), False
         case Unary(operand=operand):
-            return _finite(-_number(of(operand), node), of(operand)[1])
+            pair = of(operand)  # once, as signs may be nested
+            return _finite(-_number(pair, node), pair[1])
         case IsNull(operand=operand, negated=negated):
             nulls = np.asarray(of(operand)[1], bool)
             return (~nulls if negated else nulls), False

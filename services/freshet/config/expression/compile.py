@@ -7,8 +7,7 @@ Shape letters: N rows or actions, G impressions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from dataclasses import dataclass
 from typing import Literal as OneOf
 
 import numpy as np
@@ -26,6 +25,7 @@ from freshet.config.expression.syntax import (
     Literal,
     Node,
     Unary,
+    children,
     parse,
 )
 from freshet.config.options import nearest_hint
@@ -266,7 +266,7 @@ def _check_aggregates(node: Node) -> None:
             raise Ill(
                 inner.at, "a function over actions around this field", f"for example sum(action.{inner.path})"
             )
-        for child in _children(inner):
+        for child in children(inner):
             check(child, within)
 
     check(node, None)
@@ -310,18 +310,10 @@ def _error(text: str, ill: Ill, where: str, key: str) -> ConfigError:
     return ConfigError(where, key, text, ill.expected, f"{caret} {ill.hint}".rstrip())
 
 
-def _children(node: Node) -> list[Node]:
-    found: list[Node] = []
-    for f in fields(node):
-        value: Any = getattr(node, f.name)
-        found += [v for v in (value if isinstance(value, tuple) else (value,)) if is_dataclass(v)]  # type: ignore[misc]
-    return found
-
-
 def walk(node: Node) -> Iterator[Node]:
     """Yield a node and all nodes below it."""
     yield node
-    for child in _children(node):
+    for child in children(node):
         yield from walk(child)
 
 

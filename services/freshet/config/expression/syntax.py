@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 from typing import Literal as OneOf
 
 from freshet.config.options import nearest_hint
@@ -111,7 +112,7 @@ RESERVED = frozenset(WORDS) | frozenset(FUNCTIONS) | frozenset(AGGREGATES) | {"a
 """Names with a meaning in the language, which no label may have."""
 
 LONGEST = 2_000
-"""Characters of an expression. Specs are written by hand, and the text bounds the depth of the tree."""
+"""Characters of an expression. Specs are written by hand."""
 
 TOKEN = re.compile(
     r"""\s*(?:
@@ -170,6 +171,8 @@ def tokens(text: str) -> list[Token]:
 DEEPEST = 32
 """Limit on the nesting of brackets, signs and calls: more than a readable score has, and less than Python's
 stack allows."""
+TALLEST = 128
+"""Limit on the levels of the tree: each term of a sum adds one, and readers of the tree recurse into it."""
 
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 BINDS = {
@@ -205,7 +208,23 @@ def parse(text: str, *, prefix: str, aggregates: bool, hash_text: HashText | Non
     parser = _Parser(tokens(text), prefix, aggregates, hash_text)
     node = parser.expression(0)
     parser.expect("")
+    level, levels = [node], 0
+    while level:
+        levels += 1
+        level = [child for inner in level for child in children(inner)]
+    if levels > TALLEST:
+        hint = "each term of a sum, and each or, is a level: put brackets around parts, or write x in [...]"
+        raise Ill(node.at, f"an expression of at most {TALLEST} levels, found {levels}", hint)
     return node
+
+
+def children(node: Node) -> list[Node]:
+    """Return the nodes directly below a node."""
+    found: list[Node] = []
+    for f in fields(node):
+        value: Any = getattr(node, f.name)
+        found += [v for v in (value if isinstance(value, tuple) else (value,)) if is_dataclass(v)]  # type: ignore[misc]
+    return found
 
 
 @dataclass(slots=True)

@@ -23,9 +23,11 @@ from freshet.config.avro.schema import (
     paths,
     sample_schema,
 )
+from freshet.config.avro.types import DAY_NS, time_unit
 from freshet.config.expression import RESERVED
 from freshet.config.options import Section
 from freshet.config.spec.identity import toml_value
+from freshet.config.spec.inputs import UNIT_OF_NS
 from freshet.config.spec.model import MODEL_NAME
 from freshet.config.spec.schemas import kind_of
 from freshet.errors import ConfigError
@@ -222,20 +224,18 @@ def _matching(served: Record, key: str, path: str, schema: Record) -> str:
 def _time(path: str, schema: Record, key: Sequence[str]) -> str:
     found: list[tuple[int, str]] = []
     for leaf in leaves(schema):
-        if leaf.nullable or leaf.repeated or leaf.path in key:
+        unit, named = time_unit(leaf.type), set(leaf.words) & TIME
+        if leaf.nullable or leaf.repeated or leaf.path in key or (unit is not None and unit.of_day):
             continue
-        logical = leaf.type.logical if isinstance(leaf.type, Primitive) else None
-        unit = {"millis": "ms", "micros": "us", "nanos": "ns"}.get(
-            (logical or "").rpartition("timestamp-")[2]
-        )
-        named = bool(set(leaf.words) & TIME)
-        if leaf.kind == "integer" and (unit or named):
-            by_name = (
-                "us" if leaf.words[-1] == "us" else "s" if leaf.words[-1] in ("s", "sec", "second") else "ms"
-            )
-            found.append((2 + named if unit else 1, f"{leaf.path}:{unit or by_name}"))
+        day = named == {"date"} if unit is None else unit.ns == DAY_NS  # without a time of day
+        if unit is not None and (named or not day):
+            found.append((0 if day else 2 + bool(named), f"{leaf.path}:{UNIT_OF_NS[unit.ns]}"))
+        elif leaf.kind == "integer" and named:
+            seconds = leaf.words[-1] in ("s", "sec", "second") or leaf.type == Primitive("int")
+            by_name = "us" if leaf.words[-1] == "us" else "s" if seconds else "ms"
+            found.append((not day, f"{leaf.path}:{by_name}"))
         elif leaf.kind == "text" and isinstance(leaf.type, Primitive) and named:
-            found.append((1, f"{leaf.path}:iso"))
+            found.append((not day, f"{leaf.path}:iso"))
     if not found:
         raise _missing(path, schema, "a field with the time of the event, such as ts, never null")
     return max(found, key=lambda f: f[0])[1]
@@ -342,7 +342,7 @@ def generate_spec(schemas: Sequence[tuple[str, Record]], name: str | None = None
 
 def _events(found: Guess) -> Iterator[str]:
     yield "[events]    # your fields with ids and times"
-    yield "# time: in s, ms, us or iso. key: the request first; the same fields in this order in all streams."
+    yield "# time: in s, ms, us, ns, days or iso. key: the request first; the same order in all streams."
     for stream in found.streams:
         values: dict[str, object] = {"schema": stream.path}
         if stream.role == "served" and found.explode:

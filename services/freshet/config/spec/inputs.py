@@ -137,6 +137,7 @@ class StepForm:
 
 UNIT_NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1, "days": 86_400 * 10**9}
 """Nanoseconds of a tick, by unit of numeric times."""
+UNIT_OF_NS = {ns: unit for unit, ns in UNIT_NS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ from freshet.config.avro.types import decimal_scale, is_uuid, leaf_name, time_un
 from freshet.config.expression import compile_condition, compile_value
 from freshet.config.expression.compile import Kind, comparisons
 from freshet.config.options import nearest_hint
-from freshet.config.spec.inputs import UNIT_NS
+from freshet.config.spec.inputs import UNIT_OF_NS
 from freshet.config.spec.model import Feature, Label, Spec, Stream, TimeField
 from freshet.errors import ConfigError
 
@@ -173,8 +173,7 @@ def reading_of(type_: Type) -> str:
             return " or ".join(sorted({reading_of(b) for b in branches if not is_null(b)}))
     unit, scale, kind = time_unit(type_), decimal_scale(type_), kind_of(type_)
     if unit is not None:
-        name = next(name for name, ns in UNIT_NS.items() if ns == unit.ns)
-        return f"{kind} ({'time of day' if unit.of_day else 'time'} in {name})"
+        return f"{kind} ({'time of day' if unit.of_day else 'time'} in {UNIT_OF_NS[unit.ns]})"
     if scale:
         return f"{kind} (decimal of scale {scale})"
     return f"{kind} (uuid of 16 bytes)" if is_uuid(type_) else kind
@@ -193,7 +192,7 @@ def wrong_unit(type_: Type, time: TimeField) -> tuple[str, str] | None:
             f"a date or timestamp, found {spell(type_)}",
             "a time of day has no date: name another field",
         )
-    right = next(name for name, ns in UNIT_NS.items() if ns == unit.ns)
+    right = UNIT_OF_NS[unit.ns]
     if time.unit == right:
         return None
     return (

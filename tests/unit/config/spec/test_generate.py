@@ -1,6 +1,7 @@
 """`freshet init`: its spec passes the parser and the check, for any names in the user's schemas."""
 
 import tomllib
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,49 @@ def test_names_are_compared_as_words() -> None:
     assert words_of("HTTPStatus2xx") == ("http", "status", "2", "xx")
 
 
+STAMP = {"type": "long", "logicalType": "timestamp-millis"}
+DATE = {"type": "int", "logicalType": "date"}
+OF_DAY = {"type": "int", "logicalType": "time-millis"}
+LOCAL = {"type": "long", "logicalType": "local-timestamp-micros"}
+
+
+def time_of(*fields: tuple[str, Any]) -> str:
+    """Return the time that `freshet init` chooses for events with these fields, which the check accepts."""
+    ids = ("request_id", "string"), ("item_id", "string")
+    time = checked(
+        [(f"{name}.avsc", record(name, *fields, *ids)) for name in ("Slate", "Click")]
+    ).events.served.time
+    return f"{time.path}:{time.unit}"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "unit"),
+    [
+        (("ts", "long"), "ms"),
+        (("ts", STAMP), "ms"),
+        (("served_at", "string"), "iso"),
+        (("logged", LOCAL), "us"),
+    ],
+)
+def test_a_moment_is_chosen_before_a_day(wanted: tuple[str, Any], unit: str) -> None:
+    others = (("served_date", DATE), ("time", OF_DAY), ("event_date", "string"), ("day_date", "long"))
+
+    for fields in (f for f in permutations((wanted, *others), 3) if wanted in f):
+        assert time_of(*fields) == f"{wanted[0]}:{unit}"
+
+
+@pytest.mark.parametrize(
+    ("type_", "unit"), [(DATE, "days"), ("string", "iso"), ("long", "ms"), ("int", "s"), (STAMP, "ms")]
+)
+def test_a_date_alone_is_the_time_in_its_unit(type_: Any, unit: str) -> None:
+    assert time_of(("opens_time", OF_DAY), ("date", type_)) == f"date:{unit}"
+
+
+def test_a_time_of_day_alone_is_no_time_of_events() -> None:
+    with pytest.raises(ConfigError, match="a field with the time of the event"):
+        time_of(("time", OF_DAY), ("born", DATE))
+
+
 names = st.sampled_from(
     [
         "price",
@@ -172,7 +216,6 @@ names = st.sampled_from(
         "tags",
     ]
 ) | st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
-STAMP = {"type": "long", "logicalType": "timestamp-millis"}
 NULLABLE = [["null", "long"], ["null", "string"], ["int", "string"]]
 types: st.SearchStrategy[Any] = st.recursive(
     st.sampled_from(["int", "long", "float", "double", "boolean", "string", "bytes", *NULLABLE, STAMP]),
