@@ -66,6 +66,28 @@ def test_first_signal_drains_a_stopping_process() -> None:
     assert (done.stdout, done.returncode) == ("drained\n", 0)
 
 
+STDIN = "from freshet.apps.supervision import stop_on_stdin; stop_on_stdin(stop); "
+
+
+@pytest.mark.parametrize("redirect", ["</dev/null", "<&-"], ids=["ended", "closed"])
+def test_the_end_of_standard_input_stops(redirect: str) -> None:
+    done = run(STDIN + "print(stop.wait(20))", ["sh", "-c", f'"$@" {redirect}', "sh"])
+
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+
+
+def test_a_byte_on_standard_input_stops() -> None:
+    code = BEGIN + STDIN + "print(stop.is_set(), flush=True); print(stop.wait(20), flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"False\n"
+        process.stdin.write(b"\n")
+        assert process.stdout.readline() == b"True\n"  # the pipe is open
+
+
 def test_drain_is_one_deadline_and_begins_once() -> None:
     clock = SettableClock()
     drain = Drain(10.0, clock)
