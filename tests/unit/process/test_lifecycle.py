@@ -7,11 +7,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from freshet.process.lifecycle import Cleanup, Drain, join_all, within
 from freshet.testing.clock import SettableClock
+
+SPEC = Path(__file__).parents[2] / "system" / "ledger" / "freshet.toml"
 
 BEGIN = """
 import signal, threading
@@ -58,6 +61,34 @@ def test_second_signal_exits_with_shell_code() -> None:
     done = run("signal.raise_signal(signal.SIGTERM); signal.raise_signal(signal.SIGINT); print('no')")
 
     assert (done.stdout, done.returncode) == ("", 128 + signal.SIGINT)
+
+
+SUPERVISED = """
+import os, signal
+from freshet.apps import services
+from freshet.cli import main
+from freshet.demo import service
+
+def stopped_twice(*_arguments, stop):
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
+    print("drained" if stop.wait(20) else "runs on", flush=True)
+
+services.RUNNERS["gateway"] = lambda _spec, _settings, stop: stopped_twice(stop=stop)
+service.run = stopped_twice
+os.environ["FRESHET_SUPERVISOR_PID"] = str(os.getppid())
+main()
+"""
+
+
+@pytest.mark.parametrize("words", [["run", "gateway", str(SPEC)], ["simulate"]], ids=["run", "simulate"])
+def test_a_signal_to_all_processes_leaves_services_a_drain(tmp_path: Path, words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SUPERVISED, *words, "--folder", str(tmp_path / "run")],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+    assert (done.stdout, done.returncode) == ("drained\n", 0), done.stderr
 
 
 def test_first_signal_drains_a_stopping_process() -> None:
