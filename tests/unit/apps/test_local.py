@@ -115,7 +115,7 @@ class Calling:
 
     def __init__(self, folder: Path) -> None:
         self.run, self._go = RunFolder(folder / "run"), folder / "go"
-        programs = {"UP": UP, "SERVICE": SERVICE, "GO": str(self._go)}
+        programs = {"UP": UP, "SERVICE": SERVICE, "GO": str(self._go), "TMPDIR": str(folder)}
         self.process = subprocess.Popen(
             [sys.executable, "-c", CALLER, str(SPEC), str(self.run.path)],
             env={**os.environ, **programs, "PYTHONPATH": os.pathsep.join(sys.path)},
