@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,6 +117,9 @@ def local(
 ) -> Iterator[Local]:
     """Run every service of a spec on this machine, on free ports, until the block ends.
 
+    The services drain also if this process is killed, once no forked copy of it lives; a temporary folder is
+    left then.
+
     Args:
         spec:    a spec or the path of one.
         folder:  run folder to keep; None: a temporary one.
@@ -137,14 +139,8 @@ def local(
         roles = [role for role in PORT_SETTINGS if console or role != "console"]
         ports = dict(zip(roles, lease_ports(len(roles)), strict=True))
         ending.callback(release_ports, ports.values())
-        command = [
-            "up",
-            str(spec_file),
-            "--folder",
-            str(run),
-            "--json",
-            *([] if console else ["--no-console"]),
-        ]
+        command = ["up", str(spec_file), "--folder", str(run), "--stop-on-stdin", "--json"]
+        command += [] if console else ["--no-console"]
         environment = {
             **os.environ,
             **{PORT_SETTINGS[role]: str(port) for role, port in ports.items()},
@@ -156,9 +152,10 @@ def local(
             process = subprocess.Popen(  # nosec B603  # our own command, no shell
                 [sys.executable, "-m", "freshet.cli", *command],
                 env=environment,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=file,
+                start_new_session=True,  # Ctrl-C reaches the caller only
             )
         ending.callback(_stop, process, drain_s + KILL_AFTER_S + STOP_WAIT_S)
         system = Local(run, ports)
@@ -182,13 +179,13 @@ def _wait_until_ready(process: subprocess.Popen[bytes], output: Path, system: Lo
 
 
 def _stop(process: subprocess.Popen[bytes], wait_s: float) -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(wait_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    """Stop `freshet up` in order; kill it after `wait_s`, or at a Ctrl-C meanwhile."""
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(b"\n", wait_s)  # a forked copy of this process may hold the pipe open
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _tail(path: Path) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shlex
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,12 +120,14 @@ def prepare(
     return Run(folder, settings, wanted, supervisor)
 
 
-def run_up(spec_file: Path, folder: Path, *, console: bool, as_json: bool) -> None:
-    """Run the services until Ctrl-C; then print how each ended."""
+def run_up(spec_file: Path, folder: Path, *, console: bool, until_stdin: bool, as_json: bool) -> None:
+    """Run the services until Ctrl-C, or until standard input stops them; then print how each ended."""
     again = ["freshet", "up", str(spec_file), "--folder", str(folder), *([] if console else ["--no-console"])]
     run = prepare(spec_file, folder, again=again, console=console)
     stop = threading.Event()
     stop_on_signals(stop)
+    if until_stdin:
+        stop_on_stdin(stop)
     summary = run.until_stopped(stop, lambda: report_up(run, stop, as_json))
     lines = [f"stopped after {summary.seconds} s; everything is kept in {folder}"]
     lines += [
@@ -131,6 +135,21 @@ def run_up(spec_file: Path, folder: Path, *, console: bool, as_json: bool) -> No
         for name, how in summary.ended.items()
     ]
     emit_end(summary.as_json(), as_json=as_json, text="\n".join(lines))
+
+
+def stop_on_stdin(stop: threading.Event) -> None:
+    """Set `stop` once standard input has a byte or has ended.
+
+    The kernel ends a pipe when the process that holds its other end ends in any way.
+    """
+
+    def wait() -> None:
+        if sys.stdin is not None:  # without standard input, 0 may be any file
+            with suppress(OSError):  # its terminal is gone
+                os.read(0, 1)  # sys.stdin would lock its buffer, which the interpreter's exit waits for
+        stop.set()
+
+    threading.Thread(target=wait, name="stdin", daemon=True).start()
 
 
 def processes(spec_file: Path, folder: Path, settings: Settings, *, console: bool = True) -> list[Process]:

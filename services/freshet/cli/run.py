@@ -34,7 +34,7 @@ def command(role: str, spec_file: Path, folder: Path, as_json: bool) -> None:
         die_with_parent(int(supervisor))
     return_large_blocks()
     stop = threading.Event()
-    stop_on_signals(stop)
+    stop_on_signals(stop, supervised=bool(supervisor))
     settings = load_settings(run_folder=folder)
     common = settings.common
     name = getattr(getattr(settings, role), "name", "")

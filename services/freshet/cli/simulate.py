@@ -79,7 +79,7 @@ def command(
     if supervisor:
         die_with_parent(int(supervisor))
     stop = threading.Event()
-    stop_on_signals(stop)
+    stop_on_signals(stop, supervised=bool(supervisor))
     settings = load_settings(run_folder=folder)
     configure_logging("simulator", level=settings.common.log_level, form=settings.common.log_format)
     tls.use(settings)

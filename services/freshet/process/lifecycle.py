@@ -66,17 +66,17 @@ much."""
 _PR_SET_PDEATHSIG = 1
 
 
-def stop_on_signals(stop: threading.Event) -> None:
-    """Set `stop` on SIGTERM, SIGINT and SIGHUP (the terminal was closed).
+def stop_on_signals(stop: threading.Event, *, supervised: bool = False) -> None:
+    """Set `stop` on SIGTERM, SIGINT and SIGHUP (the terminal was closed). Call in the main thread only.
 
     A second SIGTERM or SIGINT ends the process at once, with the shell's exit code, 128 + the signal number.
-    Call in the main thread only.
+    Not if `supervised`: systemd signals all processes, then the supervisor does, and kills after the drain.
     """
     stopping = False
 
     def handle(number: int, _frame: object) -> None:
         nonlocal stopping
-        if stopping and number != signal.SIGHUP:  # the shell and the kernel may each send a SIGHUP
+        if stopping and not supervised and number != signal.SIGHUP:  # shell and kernel send one each
             os._exit(128 + number)
         stopping = True
         # On another thread: this one may be inside stop.wait() and hold the lock that set() needs.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
 import sys
-from pathlib import Path
+from pathlib import Path, PurePath
 
 # glibc serves large allocations by mmap, but raises that threshold to the largest mapped block that was
 # ever freed (up to 32 MiB). Arrays of a few MB that come and go with every version then lie in the arenas of
@@ -68,7 +69,8 @@ def shorten_pauses() -> None:
 _UNLIMITED = 1 << 60
 """Limits from here on mean none: cgroup v1 gives a number near 2^63 for an unlimited group."""
 
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_LIMITS = (("", "", "memory.max"), ("memory", "memory", "memory.limit_in_bytes"))
+"""Controller as /proc names it, folder below /sys/fs/cgroup, and file: of cgroup v2, then of v1."""
 
 
 def machine_memory_bytes() -> int:
@@ -77,13 +79,23 @@ def machine_memory_bytes() -> int:
     return min(machine, memory_limit() or machine)
 
 
-def memory_limit(paths: tuple[str, ...] = _LIMITS) -> int | None:
-    """Return the byte limit of this process's cgroup; None if it is unlimited or unknown."""
-    for path in paths:
-        try:
-            limit = int(Path(path).read_text())
-        except (OSError, ValueError):  # missing, or "max"
-            continue
-        if limit < _UNLIMITED:
-            return limit
-    return None
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """Return the least byte limit of this process's cgroup and the groups above it; None if there is none.
+
+    In a container /proc may state the host's path; those of its groups count that are mounted there.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        lines = []
+    groups = {"": "/", "memory": "/"}
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        groups |= dict.fromkeys(controllers.split(","), path)
+    found = []
+    for controller, folder, name in _LIMITS:
+        innermost = PurePath(groups[controller].lstrip("/"))
+        for group in (innermost, *innermost.parents):
+            with contextlib.suppress(OSError, ValueError):  # missing, or "max"
+                found.append(int((root / "sys/fs/cgroup" / folder / group / name).read_text()))
+    return min((limit for limit in found if limit < _UNLIMITED), default=None)

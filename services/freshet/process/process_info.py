@@ -14,10 +14,12 @@ REASON_CHARS = 600
 
 def exit_reason(path: Path, start: int = 0) -> str:
     """Return the last error in a log from byte `start` on: the last unindented line that is no structured log
-    record, with the indented lines after it. Empty if there is none, or the log cannot be read."""
+    record, with the indented lines after it. Empty if there is none, or the log cannot be read. A log that is
+    shorter than `start` was emptied since, and is read from its beginning."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, 2)
+            start = start if start <= end else 0
             if end - READ_BYTES > start:
                 file.seek(end - READ_BYTES)
                 file.readline()  # skip the rest of a line

@@ -89,7 +89,6 @@ class Supervisor:
         self._state_due = 0.0
         self._state_stamp: tuple[int, int, int] | None = None
         self._lock = _take_lock(folder.state / LOCK_FILE)
-        self._logs: dict[str, IO[bytes]] = {}
         self._history = _read_history(folder, clock.now_ms())
 
     def run(self, stop: threading.Event, *, drain_s: float) -> Mapping[str, str]:
@@ -114,8 +113,6 @@ class Supervisor:
         finally:
             self._over.set()
             self._kill_all()  # children are left only after an error
-            for file in self._logs.values():
-                file.close()
             self.close()
 
     def close(self) -> None:
@@ -200,17 +197,17 @@ class Supervisor:
         environment = {**os.environ, **child.process.environment, "FRESHET_SUPERVISOR_PID": str(os.getpid())}
         child.watch.started(now)
         try:
-            if name not in self._logs:
-                self._logs[name] = self._folder.process_log(name).open("ab")
-            child.log_start = os.fstat(self._logs[name].fileno()).st_size
-            child.popen = subprocess.Popen(  # nosec B603  # our own command, no shell
-                child.process.command,
-                stdin=subprocess.DEVNULL,
-                stdout=self._logs[name],
-                stderr=self._logs[name],
-                env=environment,
-                start_new_session=True,  # Ctrl-C reaches the supervisor only, which stops its children
-            )
+            self._folder.logs.mkdir(mode=0o700, exist_ok=True)  # logs may be deleted while it runs
+            with self._folder.process_log(name).open("ab") as file:
+                child.log_start = os.fstat(file.fileno()).st_size
+                child.popen = subprocess.Popen(  # nosec B603  # our own command, no shell
+                    child.process.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                    env=environment,
+                    start_new_session=True,  # Ctrl-C reaches the supervisor only, which stops its children
+                )
         except OSError as error:  # no such program, or no process, memory or disk left: the others continue
             child.watch.exited(1, now)
             child.watch.last_exit = f"could not be started: {error}"

@@ -111,7 +111,7 @@ PROCESS_METRICS = (
         "freshet_process_memory_limit_bytes",
         "gauge",
         "bytes",
-        "Memory limit of the process's cgroup; absent if there is none.",
+        "Least memory limit of the process's cgroup and the groups above it; absent if there is none.",
         at=lambda _: memory_limit(),
     ),
     Metric(

@@ -31,6 +31,12 @@ def test_output_of_earlier_process_is_ignored(tmp_path: Path) -> None:
     assert exit_reason(path, start=len("ConfigError: before\n")) == ""
 
 
+def test_a_log_emptied_meanwhile_is_read_from_its_start(tmp_path: Path) -> None:
+    path = log(tmp_path, JSON + "ValueError: no\n")
+
+    assert exit_reason(path, start=1_000) == "ValueError: no"
+
+
 @pytest.mark.parametrize("text", ["", JSON, "\n\n", "  indented only\n"])
 def test_log_without_error_has_no_reason(tmp_path: Path, text: str) -> None:
     assert exit_reason(log(tmp_path, text)) == ""

@@ -7,11 +7,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from freshet.process.lifecycle import Cleanup, Drain, join_all, within
 from freshet.testing.clock import SettableClock
+
+SPEC = Path(__file__).parents[2] / "system" / "ledger" / "freshet.toml"
 
 BEGIN = """
 import signal, threading
@@ -60,10 +63,60 @@ def test_second_signal_exits_with_shell_code() -> None:
     assert (done.stdout, done.returncode) == ("", 128 + signal.SIGINT)
 
 
+SUPERVISED = """
+import os, signal
+from freshet.apps import services
+from freshet.cli import main
+from freshet.demo import service
+
+def stopped_twice(*_arguments, stop):
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
+    print("drained" if stop.wait(20) else "runs on", flush=True)
+
+services.RUNNERS["gateway"] = lambda _spec, _settings, stop: stopped_twice(stop=stop)
+service.run = stopped_twice
+os.environ["FRESHET_SUPERVISOR_PID"] = str(os.getppid())
+main()
+"""
+
+
+@pytest.mark.parametrize("words", [["run", "gateway", str(SPEC)], ["simulate"]], ids=["run", "simulate"])
+def test_a_signal_to_all_processes_leaves_services_a_drain(tmp_path: Path, words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SUPERVISED, *words, "--folder", str(tmp_path / "run")],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+    assert (done.stdout, done.returncode) == ("drained\n", 0), done.stderr
+
+
 def test_first_signal_drains_a_stopping_process() -> None:
     done = run("stop.set(); signal.raise_signal(signal.SIGINT); print('drained')")
 
     assert (done.stdout, done.returncode) == ("drained\n", 0)
+
+
+STDIN = "from freshet.apps.supervision import stop_on_stdin; stop_on_stdin(stop); "
+
+
+@pytest.mark.parametrize("redirect", ["</dev/null", "<&-"], ids=["ended", "closed"])
+def test_the_end_of_standard_input_stops(redirect: str) -> None:
+    done = run(STDIN + "print(stop.wait(20))", ["sh", "-c", f'"$@" {redirect}', "sh"])
+
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+
+
+def test_a_byte_on_standard_input_stops() -> None:
+    code = BEGIN + STDIN + "print(stop.is_set(), flush=True); print(stop.wait(20), flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"False\n"
+        process.stdin.write(b"\n")
+        assert process.stdout.readline() == b"True\n"  # the pipe is open
 
 
 def test_drain_is_one_deadline_and_begins_once() -> None:

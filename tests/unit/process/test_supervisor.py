@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 START = "import signal, time; print('up', flush=True); "
 OBEDIENT = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(0)); " + START + "time.sleep(60)"
+WAIT_AND_FAIL = "while not os.path.exists(p): time.sleep(0.01)\nexit('Corrupt: the log')"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + START + "time.sleep(60)"
 
 
@@ -143,6 +144,24 @@ def test_history_has_exit_reason_and_restart(folder: RunFolder) -> None:
     assert (first.name, first.how, first.why) == ("one", "exit code 1", "Corrupt: the log\n  restore it")
     assert first.again_ms is not None
     assert first.again_ms >= first.time_ms
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["file", "folder"])
+def test_a_restart_has_a_log_after_its_deletion(folder: RunFolder, whole: bool) -> None:
+    go = folder.path / "go"
+    failing = Running(folder, f"import os, time; print('up', flush=True); p = {str(go)!r}\n{WAIT_AND_FAIL}")
+    try:
+        until(lambda: failing.lines() == 1)
+        folder.process_log("one").unlink()
+        if whole:
+            folder.logs.rmdir()
+        go.touch()
+        reasons = until(lambda: [one.why for one in failing.run().history if one.why])
+    finally:
+        failing.end()
+
+    assert reasons[0] == "Corrupt: the log"
+    assert failing.lines() >= 1
 
 
 def test_a_wall_clock_that_is_set_back_leaves_the_state_readable(folder: RunFolder) -> None:

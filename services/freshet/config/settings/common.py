@@ -83,7 +83,8 @@ class RunFolder:
 
     @property
     def logs(self) -> Path:
-        """Log files of the processes, one for each role; may be deleted at any time."""
+        """Log files of the processes, one for each role. A process keeps its file open, so truncate it
+        while the process runs: lines written after a deletion are lost until the process starts again."""
         return self.path / "logs"
 
     @property
