@@ -96,7 +96,7 @@ def trained(folder: Path, kind: type[Plain], shards: int, text: str = ADAM) -> t
             values = [group.rows.copy() for group in batch.inputs.groups]
             seen.append((batch.ranges, [value.tolist() for value in values]))
             stream.push_gradients(0, batch, [value * np.float32(0.3) + np.float32(1) for value in values])
-        assert stream.flush(20.0)
+        assert stream.flush(60)
         stream.close()
         seen.append(remote.applied())
     log.close()

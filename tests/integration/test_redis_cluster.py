@@ -376,7 +376,7 @@ def test_masters_say_how_many_follow_them_and_how_full_they_are(cluster: RedisCl
     wait_until(
         "a master without a replica",
         lambda: sorted(server.replicas for server in store.servers()) == [0, 1, 1],
-        within_s=30,
+        within_s=60,
     )
 
 

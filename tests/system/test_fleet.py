@@ -196,7 +196,7 @@ class Run:
         fleet.drain(log, topics, folder, len(traffic.impressions))
         books = audit.read_books(log, topics)
         for name in askers:
-            wait_until_nothing_differs(partial(self._served, books, fleet.url(name), lossy), within_s=30)
+            wait_until_nothing_differs(partial(self._served, books, fleet.url(name), lossy), within_s=60)
         joined: dict[str, Any] = {}
         wait_until(
             "the joiners say how they are",

@@ -74,11 +74,11 @@ def test_a_second_ctrl_c_ends_all_services_at_once(demo: Demo) -> None:
     wait_until("its readers come", lambda: has_readers(demo), within_s=60)
 
     demo.process.send_signal(signal.SIGINT)
-    wait_until("it stops", lambda: _some_stopped(demo), within_s=30)
+    wait_until("it stops", lambda: _some_stopped(demo), within_s=60)
     demo.process.send_signal(signal.SIGINT)
 
     assert demo.process.wait(30) in (0, 130)  # 0: the first one was done before the second came
-    wait_until("no process is left", lambda: not processes_of(demo.folder), within_s=30)
+    wait_until("no process is left", lambda: not processes_of(demo.folder), within_s=60)
     assert "Traceback" not in demo.said
 
 

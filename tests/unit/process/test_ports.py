@@ -98,7 +98,7 @@ def test_every_listener_binds_every_local_address(host: str) -> None:
             grpc.start()
             for port in (answers.port, server.port, grpc.port):
                 socket.create_connection((reachable_host(host), port), timeout=5).close()
-            assert why_unready(server.port, host=reachable_host(host), timeout_s=20) == ""
+            assert why_unready(server.port, host=reachable_host(host), timeout_s=60) == ""
         finally:
             grpc.stop(0.0)
             server.close()

@@ -109,7 +109,7 @@ def test_moved_run_folder_ends_the_run(folder: RunFolder, replaced: bool) -> Non
     folder.path.rename(folder.path.with_name("moved"))
     if replaced:
         (folder.create().state / "supervisor.lock").touch()
-    thread.join(20)
+    thread.join(60)
 
     assert "was moved or deleted while it ran" in messages[0]
     with pytest.raises(ProcessLookupError):
