@@ -91,7 +91,8 @@ def run(stores: Mapping[str, str], kafka: Kafka, redis_cluster: RedisCluster, tm
 
 @pytest.fixture
 def healed(kafka: Kafka, redis_cluster: RedisCluster) -> Iterator[None]:
-    """The servers as other tests want them, whatever happened."""
+    """Redis replaces a silent master soon; then the servers are as other tests want them."""
+    redis_cluster.fail_over_soon()
     yield
     if not kafka.alive:
         kafka.start()
