@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
@@ -35,7 +34,7 @@ from freshet.inference.progress import Progress, Stage
 from freshet.inference.service import MAX_QUERIES, label_delay_ms
 from freshet.log.schema_ids import SchemaRegistry, framed_id
 from freshet.model import build_model
-from freshet.testing.conditions import wait_for, wait_until
+from freshet.testing.conditions import wait_for
 from freshet.types import Append, BytesColumn
 from tests.fixtures.inference import (
     CANDIDATES,
@@ -375,7 +374,7 @@ class Hanging:
 
     def __getattr__(self, name: str) -> Any:
         self.asked.set()
-        assert self.answers.wait(60)
+        assert self.answers.wait(300)
         raise Unavailable(f"{name}: the store is away")
 
 
@@ -387,18 +386,13 @@ def test_hanging_stores_delay_a_stop_by_its_drain_at_most(tmp_path: Path) -> Non
     with capture_logs() as said, serving(world, common_drain="2s") as server:
         assert rows.asked.wait(60)
         assert versions.asked.wait(60)
-        began = time.monotonic()
         server.stop.set()
-        wait_until(
-            "it has stopped",
-            lambda: any(line["event"] == "inference stopped" for line in said),
-            within_s=25,
-        )
-        took_s = time.monotonic() - began
-        rows.answers.set()
-        versions.answers.set()
+        try:
+            wait_for(lambda: any(line["event"] == "inference stopped" for line in said))
+        finally:  # the stores answer only now
+            rows.answers.set()
+            versions.answers.set()
 
-    assert took_s < 25, "it waited for the stores, which answer after a minute"
     [stopped] = [line for line in said if line["event"] == "inference stopped"]
     assert stopped["threads_left"] == ["rows", "versions"]
 
