@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -13,6 +15,7 @@ import pytest
 
 from freshet.config.spec.parse import parse_spec
 from freshet.embedder.pipeline import BatchPipeline
+from freshet.errors import Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.paramserver.shard import Shard
 from freshet.rows.grpc.client import RemoteRows
@@ -96,7 +99,7 @@ def trained(folder: Path, kind: type[Plain], shards: int, text: str = ADAM) -> t
             values = [group.rows.copy() for group in batch.inputs.groups]
             seen.append((batch.ranges, [value.tolist() for value in values]))
             stream.push_gradients(0, batch, [value * np.float32(0.3) + np.float32(1) for value in values])
-        assert stream.flush(20.0)
+        assert stream.flush(60)
         stream.close()
         seen.append(remote.applied())
     log.close()
@@ -122,11 +125,26 @@ def test_rows_are_those_after_pushes_that_take_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, expected = trained(tmp_path / "plain", Plain, 1)
-    slow_pushes(monkeypatch, 0.02)
+    given_up, pushes, push = threading.Semaphore(0), itertools.count(1), Shard.push
+
+    class GivenUp(Beside):
+        def lookup_after(self, *args: Any, **named: Any) -> None:
+            try:
+                super().lookup_after(*args, **named)
+            except Unavailable:
+                given_up.release()
+                raise
+
+    def held(shard: Shard, pushed: Push) -> bool:
+        """Push once the lookup after this push has given up; there is none after the last one."""
+        assert next(pushes) == BATCHES or given_up.acquire(timeout=60)
+        return push(shard, pushed)
+
+    monkeypatch.setattr(Shard, "push", held)
     monkeypatch.setattr("freshet.paramserver.server.AFTER_S", 0.005)
-    beside, found = trained(tmp_path / "beside", Beside, 1)
+    beside, found = trained(tmp_path / "beside", GivenUp, 1)
     assert found == expected
-    assert beside.lookups > BATCHES / 2
+    assert beside.lookups == BATCHES - 1
 
 
 @pytest.mark.parametrize(

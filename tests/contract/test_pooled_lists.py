@@ -179,7 +179,7 @@ def trained(
             predictions.append(result.predictions.copy())
             stream.push_gradients(0, batch, result.gradients)
             model.step([lane])
-        assert stream.flush(20.0)
+        assert stream.flush(60)
         stream.close()
         if isinstance(scene, RemoteScene):
             scene.close()

@@ -155,7 +155,7 @@ def test_forgotten_keys_are_sent_again_in_order(
         )
         for i in range(pushes):
             queue.add(push_of({0: (i, i + 1)}, {row: [1.0, float(i)] for row in rows}), i)
-        assert done.wait(30.0), failed
+        assert done.wait(60), failed
         assert queue.close(5.0)
         after = look_up(remote, rows, create=True)
         assert failed == []

@@ -51,7 +51,7 @@ def metrics(console: Console) -> str:
 
 
 def test_a_run_without_anything_yet_is_shown_as_such(console: Console) -> None:
-    wait_until("all answer", lambda: console.state()["health"] == "good", within_s=20)
+    wait_until("all answer", lambda: console.state()["health"] == "good", within_s=60)
     state = console.state()
 
     assert (state["v"], state["model"], state["health"]) == (1, "news", "good")
@@ -132,7 +132,7 @@ def test_a_busy_service_keeps_its_last_snapshot(tmp_path: Path) -> None:
     fake.answers["/status"] = (200, {"samples": 7})
     fake.start()
     services = Services(RunFolder(tmp_path), local_places({"trainer": fake.port}, {}), clock)
-    wait_until("it answers", lambda: services.look()["trainer"].state == "ready", within_s=20)
+    wait_until("it answers", lambda: services.look()["trainer"].state == "ready", within_s=60)
 
     fake.before["/status"] = lambda: assert_in_time(busy)
     seen = services.look()["trainer"]
@@ -143,12 +143,12 @@ def test_a_busy_service_keeps_its_last_snapshot(tmp_path: Path) -> None:
     def counts_as_gone() -> bool:
         return "nothing answers" in services.look()["trainer"].reason
 
-    wait_until("it counts as gone", counts_as_gone, within_s=20)
+    wait_until("it counts as gone", counts_as_gone, within_s=60)
     seen = services.look()["trainer"]
     assert (seen.state, seen.figures) == ("down", {})
 
     busy.set()
-    wait_until("it answers", lambda: services.look()["trainer"].state == "ready", within_s=20)
+    wait_until("it answers", lambda: services.look()["trainer"].state == "ready", within_s=60)
     services.close()
     fake.stop()
 
@@ -159,11 +159,11 @@ def test_services_are_queried_though_the_run_state_is_damaged(tmp_path: Path) ->
     services = Services(folder, local_places({"trainer": fake.port}, {}))
     state = folder.state / "services.json"
     state.mkdir()  # as unreadable as a file that one has no right to, also for root
-    wait_until("it answers", lambda: services.look()["trainer"].state == "ready", within_s=20)
+    wait_until("it answers", lambda: services.look()["trainer"].state == "ready", within_s=60)
 
     state.rmdir()
     state.write_text("no json")
-    wait_until("it answers", lambda: services.look()["trainer"].state == "ready", within_s=20)
+    wait_until("it answers", lambda: services.look()["trainer"].state == "ready", within_s=60)
     services.close()
     fake.stop()
 
@@ -176,7 +176,7 @@ def test_a_simulator_of_another_run_is_not_shown(tmp_path: Path) -> None:
     assert services.look() == {}
 
     fake.answers["/status"] = (200, {"folder": str(tmp_path.resolve())})
-    wait_until("it is shown", lambda: "simulator" in services.look(), within_s=20)
+    wait_until("it is shown", lambda: "simulator" in services.look(), within_s=60)
     assert services.look()["simulator"].state == "ready"
     services.close()
     fake.stop()
@@ -554,21 +554,21 @@ def test_waiting_tries_are_few_and_delay_nothing_else(world: ConsoleWorld, conso
 
     def wait() -> None:
         begun.release()
-        assert release.wait(20)
+        assert release.wait(60)
 
     world.fakes["inference"].before["/v1/rank"] = wait
     world.fakes["inference"].answers["/v1/rank"] = (200, {"items": []})
     with ThreadPoolExecutor(MOST_TRIES) as pages:
         tries = [pages.submit(try_one, console) for _ in range(MOST_TRIES)]
         for _ in tries:
-            assert begun.acquire(timeout=10)
+            assert begun.acquire(timeout=60)
         try:
             one_more = try_one(console)
             assert console.history()["next"] >= 0
             assert console.change("promote", number=99).status_code == 404
         finally:
             release.set()
-        answers = [each.result(20) for each in tries]
+        answers = [each.result(60) for each in tries]
 
     assert (one_more.status_code, one_more.headers["retry-after"]) == (429, "1")
     assert {a.status_code for a in answers} == {200}
@@ -582,21 +582,21 @@ def test_readers_are_bounded_and_delay_no_rollback(
 
     def slow(_: Collector, span_ms: int) -> bytes:
         begun.release()
-        assert release.wait(20)
+        assert release.wait(60)
         return b"{}"
 
     monkeypatch.setattr(Collector, "history", slow)
     with world.console(console_max_streams="6") as console, ThreadPoolExecutor(7) as pages:
         asked = [pages.submit(console.client.get, "/api/history") for _ in range(7)]
         for _ in range(READERS):
-            assert begun.acquire(timeout=10)
+            assert begun.acquire(timeout=60)
         try:
             [refused] = [each.result() for each in wait(asked, 10, FIRST_COMPLETED).done]
             others = console.client.get("/api/requests")
             moved = console.change("rollback", number=99)
         finally:
             release.set()
-        answers = [each.result(20).status_code for each in asked]
+        answers = [each.result(60).status_code for each in asked]
         again = console.client.get("/api/requests")
 
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")

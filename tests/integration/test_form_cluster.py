@@ -53,7 +53,7 @@ class Node:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        self._process.start(lambda said: "eady to accept connections" in said, within_s=20)
+        self._process.start(lambda said: "eady to accept connections" in said, within_s=60)
 
     def kill(self) -> None:
         self._process.kill()

@@ -37,16 +37,16 @@ def test_writes_fail_until_there_is_space_also_after_a_restart(
 
     process.launch()
     try:
-        wait_until("it writes", written, within_s=20)
+        wait_until("it writes", written, within_s=60)
         disk.fill()
-        wait_until("it is refused", refused, within_s=20)
+        wait_until("it is refused", refused, within_s=60)
         process.kill()
         for left in (file, told):
             left.unlink()
         process.launch()
-        wait_until("the new one is refused, too", refused, within_s=20)
-        wait_until("what it says is kept", lambda: "File too large" in process.said(), within_s=20)
+        wait_until("the new one is refused, too", refused, within_s=60)
+        wait_until("what it says is kept", lambda: "File too large" in process.said(), within_s=60)
         disk.make_room()
-        wait_until("it writes again", written, within_s=20)
+        wait_until("it writes again", written, within_s=60)
     finally:
         process.kill()

@@ -162,7 +162,7 @@ def test_a_full_queue_is_reported_with_a_time_to_retry(start: Callable[..., Runn
     called = talk.channel.unary_unary("/freshet.wire.v1.Gateway/Put")
     asked = M.PutRequest(stream=SERVED, encoding=JSON, body=text(ranked())).SerializeToString()
     first = called.future(asked, timeout=DEADLINE_S)
-    assert gateway.gate.begun.wait(20)
+    assert gateway.gate.begun.wait(60)
     with pytest.raises(grpc.RpcError, match="wait for the log") as refused:
         talk.send(asked)
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -26,10 +26,10 @@ def test_a_stop_finishes_what_was_begun(gateway: Running) -> None:
     answers: list[httpx.Response] = []
     thread = threading.Thread(target=lambda: answers.append(gateway.send("actions", action())))
     thread.start()
-    assert gateway.gate.begun.wait(10)
+    assert gateway.gate.begun.wait(60)
     gateway.stop.set()
     gateway.gate.open.set()
-    thread.join(10)
+    thread.join(60)
 
     assert answers[0].status_code == 202
     assert len(gateway.records("app.actions")) == 1
@@ -49,9 +49,9 @@ def test_requests_that_a_stop_ends_get_503(start: Callable[..., Running]) -> Non
     thread = threading.Thread(target=send)
     with capture_logs() as said:
         thread.start()
-        assert gateway.gate.begun.wait(10)
+        assert gateway.gate.begun.wait(60)
         gateway.stop.set()
-        thread.join(10)
+        thread.join(60)
         ended = gateway.ended.wait(1 + KILL_AFTER_S)  # while the append still hangs
     gateway.gate.open.set()
 

@@ -23,7 +23,7 @@ def test_requests_of_one_append_get_answers_of_their_own(gateway: Running) -> No
     bodies = [ranked(1), ranked(2, ts="noon"), [ranked(3), ranked(4)], {"request_id": 5}, ranked(6)]
     with ThreadPoolExecutor(len(bodies) + 1) as threads:
         first = threads.submit(gateway.send, "impressions", ranked(0))
-        assert gateway.gate.begun.wait(10)
+        assert gateway.gate.begun.wait(60)
         answers = [threads.submit(gateway.send, "impressions", body) for body in bodies]
         gateway.gate.open.set()
 
@@ -41,7 +41,7 @@ def test_requests_that_fit_are_accepted_when_all_are_too_many(
     gateway.gate.open.clear()
     with ThreadPoolExecutor(3) as threads:
         first = threads.submit(gateway.send, "actions", action(0))
-        assert gateway.gate.begun.wait(10)
+        assert gateway.gate.begun.wait(60)
         two = [threads.submit(gateway.send, "actions", [action(i), action(i + 10)]) for i in (1, 2)]
         wait_for(lambda: httpx.get(f"{gateway.url}/status").json()["events_waiting"] == 3)
         gateway.gate.open.set()
@@ -58,11 +58,11 @@ def test_a_full_queue_is_429_with_retry_after(start: Callable[..., Running]) -> 
     first: list[httpx.Response] = []
     thread = threading.Thread(target=lambda: first.append(gateway.send("actions", action(1))))
     thread.start()
-    assert gateway.gate.begun.wait(10)
+    assert gateway.gate.begun.wait(60)
 
     refused = gateway.send("actions", action(2))
     gateway.gate.open.set()
-    thread.join(10)
+    thread.join(60)
 
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     assert first[0].status_code == 202
@@ -93,7 +93,7 @@ def test_a_closed_connection_keeps_no_other_from_its_answer(gateway: Running, bo
     port = int(gateway.url.rpartition(":")[2])
     with ThreadPoolExecutor(4) as threads:
         first = threads.submit(gateway.send, "actions", action(1))
-        assert gateway.gate.begun.wait(10)
+        assert gateway.gate.begun.wait(60)
         others = []
         for request in (3, 4):  # before and behind it
             before = gateway.waiting()

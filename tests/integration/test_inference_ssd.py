@@ -61,7 +61,7 @@ def holds_none(server: Running) -> bool:
 
 
 def wait_until_spilled(server: Running) -> None:
-    wait_until("rows have left memory", lambda: holds_none(server), within_s=20)
+    wait_until("rows have left memory", lambda: holds_none(server), within_s=60)
 
 
 def test_every_route_scores_as_with_all_rows_in_memory(world: World, tight: dict[str, str]) -> None:
@@ -87,8 +87,8 @@ def test_deltas_replace_rows_on_disk(world: World, tight: dict[str, str]) -> Non
             event = {**CONTEXT, "request_id": label, "items": [{"pos": 0, **c} for c in CANDIDATES]}
             world.learn(event, label)
             world.publish()
-            wait_until("the delta is served", partial(changed, full, before), within_s=20)
-            wait_until("from disk, too", lambda: scores(tiered) == scores(full), within_s=20)
+            wait_until("the delta is served", partial(changed, full, before), within_s=60)
+            wait_until("from disk, too", lambda: scores(tiered) == scores(full), within_s=60)
             wait_until_spilled(tiered)
             assert scores(tiered) == scores(full)
 
@@ -136,7 +136,7 @@ def test_slow_disk_delays_a_request_by_its_bound(
     gate, read = threading.Event(), ServingTable.fetch
 
     def slow(table: ServingTable, keys: Unread) -> Unread:
-        gate.wait(30)
+        gate.wait(60)
         return read(table, keys)
 
     with serving(world, **{**tight, "inference_rows_wait": "50ms"}) as tiered:
@@ -146,7 +146,7 @@ def test_slow_disk_delays_a_request_by_its_bound(
         assert set(answer["defaulted_rows"]) == {"late"}
         gate.set()  # what comes late is of use to later requests
         wait_until(
-            "rows have come", lambda: tiered.rank(dry_run=True).json()["defaulted_rows"] == {}, within_s=20
+            "rows have come", lambda: tiered.rank(dry_run=True).json()["defaulted_rows"] == {}, within_s=60
         )
 
 
@@ -178,10 +178,10 @@ def test_damaged_disk_costs_the_rows_once_and_they_are_read_anew(world: World, t
         wait_until(
             "rows are whole again",
             lambda: tiered.rank(dry_run=True).json()["defaulted_rows"] == {},
-            within_s=20,
+            within_s=60,
         )
         assert scores(tiered) == scores(full)
-        wait_until("the damaged files are closed", lambda: len(nameless(disk_folder())) <= files, within_s=20)
+        wait_until("the damaged files are closed", lambda: len(nameless(disk_folder())) <= files, within_s=60)
 
 
 @pytest.mark.parametrize(

@@ -74,10 +74,10 @@ def test_a_process_s_clock_jumps_and_its_monotonic_one_goes_on(library: Path, tm
             clock.jump(offset)
             wall, date, monotonic, waited = asked(process)
 
-            assert abs(wall - offset - time.time()) < 5
-            assert abs(date - wall) < 5
-            assert abs(monotonic - time.monotonic()) < 5
-            assert 0.1 <= waited < 5
+            assert abs(wall - offset - time.time()) < HOUR / 2
+            assert abs(date - wall) < HOUR / 2
+            assert abs(monotonic - time.monotonic()) < HOUR / 2
+            assert 0.1 <= waited < HOUR / 2
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_a_wait_for_a_time_of_day_ends_when_the_clock_jumps(
         assert waits(process)
         clock.jump(HOUR)
 
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_a_wait_for_a_time_of_day_lasts_if_the_clock_goes_back(
@@ -114,4 +114,4 @@ def test_a_wait_for_a_time_of_day_lasts_if_the_clock_goes_back(
             process.wait(7)
         clock.jump(0.0)
 
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0

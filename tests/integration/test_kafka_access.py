@@ -27,8 +27,12 @@ from tests.servers.certificates import issued
 from tests.servers.kafka import PASSWORD, USER, Kafka, secure_url
 
 T = TopicPartition("t", 0)
-AT_ONCE_S = 8.0
-"""Less than the 10 s for which an answer is waited for."""
+
+
+@pytest.fixture
+def no_request_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that is not raised at once comes after pytest's time-out."""
+    monkeypatch.setattr("freshet.log.kafka.admin._REQUEST_S", 600.0)
 
 
 @pytest.fixture
@@ -53,6 +57,7 @@ def test_a_password_and_a_certificate_open_the_log(
     log.close()
 
 
+@pytest.mark.usefixtures("no_request_ends")
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("first", ["topics", "create_topic", "bounds"])
 def test_a_wrong_password_is_refused_at_once_and_not_shown(
@@ -64,10 +69,8 @@ def test_a_wrong_password_is_refused_at_once_and_not_shown(
         "create_topic": lambda: log.create_topic("t", partitions=1),
         "bounds": lambda: log.bounds(T),
     }
-    began = time.monotonic()
     with pytest.raises(ConfigError, match=r"(?i)authentication.*\n.*\n.*sasl\.password") as refused:
         calls[first]()
-    assert time.monotonic() - began < AT_ONCE_S
     assert "a-wrong-word" not in str(refused.value)
     log.close()
 
@@ -79,13 +82,12 @@ def test_an_unsupported_mechanism_is_refused_at_once(kafka: Kafka, prefix: str, 
     log.close()
 
 
+@pytest.mark.usefixtures("no_request_ends")
 def test_a_broker_of_another_authority_is_not_believed(kafka: Kafka, prefix: str, tmp_path: Path) -> None:
     other = issued(trustme.CA(), tmp_path).ca
     log = open_eventlog(secure_url(kafka, prefix, tmp_path, "PLAIN", authority=other))
-    began = time.monotonic()
     with pytest.raises(ConfigError, match=r"certificate verify failed(.*\n)+.*ssl\.ca\.location"):
         log.topics()
-    assert time.monotonic() - began < AT_ONCE_S
     log.close()
 
 
@@ -133,6 +135,7 @@ def test_a_missing_right_is_refused_with_the_acl(kafka: Kafka, tmp_path: Path) -
     log.close()
 
 
+@pytest.mark.usefixtures("no_request_ends")
 def test_prepare_ends_at_once_with_what_to_do(
     kafka: Kafka, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,10 +145,8 @@ def test_prepare_ends_at_once_with_what_to_do(
         monkeypatch.setenv(
             "FRESHET_COMMON_LOG_URL", secure_url(kafka, prefix, tmp_path, "PLAIN", password=password)
         )
-        began = time.monotonic()
         result = CliRunner().invoke(prepare, [str(spec), *run])
         if password == PASSWORD:
             assert result.exit_code == 0, result.output
         else:
             assert isinstance(result.exception, ConfigError)
-            assert time.monotonic() - began < AT_ONCE_S

@@ -37,7 +37,7 @@ def echo() -> Iterator[int]:
     yield listener.getsockname()[1]
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
-    thread.join(20)
+    thread.join(60)
 
 
 def received(connection: socket.socket, count: int) -> bytes:

@@ -35,7 +35,7 @@ def test_unwritten_versions_are_reported_and_training_goes_on(tmp_path: Path) ->
     def learns() -> None:
         nonlocal appended
         appended += append(pipeline, rows)
-        wait_until("all is trained on", lambda: training.status()["samples"] == appended, within_s=30)
+        wait_until("all is trained on", lambda: training.status()["samples"] == appended, within_s=60)
 
     def failed(times: int) -> bool:
         learns()
@@ -46,11 +46,11 @@ def test_unwritten_versions_are_reported_and_training_goes_on(tmp_path: Path) ->
         return bool(training.status()["version"] > 0)
 
     try:
-        wait_until("a version could not be written", lambda: failed(1), within_s=30)
+        wait_until("a version could not be written", lambda: failed(1), within_s=60)
         full = dict(training.status())
         seen.set()
-        wait_until("the next one could not either", lambda: failed(2), within_s=30)
-        wait_until("a version is written", written, within_s=30)
+        wait_until("the next one could not either", lambda: failed(2), within_s=60)
+        wait_until("a version is written", written, within_s=60)
         well = dict(training.status())
     finally:
         seen.set()

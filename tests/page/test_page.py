@@ -371,7 +371,7 @@ def test_memory_stays_flat_over_many_updates(console: Console, opened: Opened) -
             at = int(time.time() * 1000) - 20_000 + i * 10
             for record in (worlds.vitals(at), worlds.clicks(at), worlds.window("random", at)):
                 server.publish(record)
-        wait_until("all records are sent", lambda: not server.waiting(), within_s=30)
+        wait_until("all records are sent", lambda: not server.waiting(), within_s=60)
         server.world["state"]["model"] = name
         expect(page.locator("#model")).to_have_text(name)
         cdp.send("HeapProfiler.collectGarbage")

@@ -22,7 +22,7 @@ def test_the_page_shows_a_system_that_learns_and_outlives_kills(
     opened: Callable[..., Page], tmp_path: Path
 ) -> None:
     spec = write_spec(tmp_path / "demo")
-    with local(spec, folder=tmp_path / "run", console=True) as system, readers(system, 300):
+    with local(spec, folder=tmp_path / "run", console=True, ready_s=120) as system, readers(system, 300):
         token = (system.folder / "state" / "console.token").read_text().strip()
         page = opened(f"{system.console}/#token={token}", lost=True)
         connection, learning = page.locator("#connection"), page.locator("#learning figcaption")

@@ -182,7 +182,7 @@ def run_case(system: Clocked, clicker: Clicker, part: str, jump: str) -> Case:
 
 def _figures(system: Clocked) -> Counter[str]:
     """Return the counts of the joiner's ledger, as soon as it answers."""
-    pause, deadline = threading.Event(), time.monotonic() + 30
+    pause, deadline = threading.Event(), time.monotonic() + 60
     while "ledger" not in (said := system.joiner()):
         assert time.monotonic() < deadline, "the joiner does not say how it is"
         pause.wait(0.1)

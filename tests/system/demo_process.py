@@ -23,7 +23,7 @@ from freshet.process.run_state import read_run
 from freshet.testing.conditions import wait_until
 
 NAMES = (*PORT_SETTINGS, "simulator")
-READY_S = 60.0
+READY_S = 120.0
 
 
 class Demo:
@@ -80,7 +80,7 @@ class Demo:
             found.update(self.figures(name))
             return bool(found)
 
-        wait_until(f"{name} says how it is", answers, within_s=30)
+        wait_until(f"{name} says how it is", answers, within_s=60)
         return found
 
     def status(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class Demo:
         self.process.kill()
         self.process.wait()
         # A process that is ending has no command line any more, and lives for a moment still.
-        wait_until("no process is left", lambda: not any(map(birth_of, services)), within_s=30)
+        wait_until("no process is left", lambda: not any(map(birth_of, services)), within_s=60)
 
     def stop(self) -> int:
         """Ctrl-C; returns the exit code."""

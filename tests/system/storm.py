@@ -20,7 +20,7 @@ from tests.system.watching import Watch
 LOOK_S = 0.05
 AT_ONCE = 0.25  # share of faults that do not wait until the one before is over
 STAYS_AWAY = 0.4  # share of killed processes that come back only after a lease: others take over
-AWAY_S = (3.5, 6.0)  # longer than a lease (3 s), and than Redis takes to see that a master is silent (2 s)
+AWAY_S = (3.5, 6.0)  # longer than a lease (3 s), and than HASTY_NODE_TIMEOUT_MS (2 s)
 FULL_S = (10.0, 14.0)  # several versions, for which there is no space, on a slow machine too
 WAIT_S = 180.0  # who has not gone on by then is a failure; on a busy machine a broker needs a minute to start
 

@@ -41,7 +41,7 @@ def test_a_run_is_found_at_the_address_that_it_listens_on(
     monkeypatch.setenv("FRESHET_INFERENCE_GRPC_PORT", str(scores))
     asked = {"context": {"reader": "u1"}, "candidates": [{"article": "a7", "topic": "music"}]}
 
-    with local(QUICKSTART, folder=folder, console=True) as run:
+    with local(QUICKSTART, folder=folder, console=True, ready_s=120) as run:
         for port in (events, scores):
             with grpc.insecure_channel(f"{host}:{port}") as channel:
                 grpc.channel_ready_future(channel).result(60)

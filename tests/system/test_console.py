@@ -132,7 +132,7 @@ def test_every_edge_flows_and_the_whole_is_good(running: Running) -> None:
 
 
 def test_a_request_that_was_served_can_be_tried_and_is_explained(running: Running) -> None:
-    wait_until("requests are seen", lambda: bool(running.get("/api/requests")), within_s=30)
+    wait_until("requests are seen", lambda: bool(running.get("/api/requests")), within_s=60)
     request = running.get("/api/requests")[0]
     asked = {"context": request["context"], "candidates": request["candidates"], "k": 3}
 
@@ -157,11 +157,11 @@ def test_rolling_back_and_promoting_change_what_inference_serves(running: Runnin
         versions = running.state()["versions"]
         return versions.get("serving") == back and versions.get("pinned") is True
 
-    wait_until("it serves, and stays there", stays, within_s=30)
+    wait_until("it serves, and stays there", stays, within_s=60)
     newest = running.state()["versions"]["list"][0]["number"]
     assert running.change("promote", number=newest).status_code == 200
-    wait_until("the gate may go on", lambda: running.state()["versions"].get("pinned") is False, within_s=30)
-    wait_until("it serves", lambda: running.state()["versions"].get("serving", -1) >= newest, within_s=30)
+    wait_until("the gate may go on", lambda: running.state()["versions"].get("pinned") is False, within_s=60)
+    wait_until("it serves", lambda: running.state()["versions"].get("serving", -1) >= newest, within_s=60)
 
 
 @pytest.mark.parametrize("name", ["gateway", "joiner", "trainer", "inference", "console"])

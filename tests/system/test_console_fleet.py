@@ -171,7 +171,7 @@ def test_a_fleet_is_shown_whole_and_what_is_killed_of_it_by_name(fleet: Fleet, c
     for name in KILLED:
         fleet.processes[name].launch()
     wait_until("all are ready again", lambda: console.state()["health"] == "good", within_s=120)
-    wait_until("their restarts are counted", lambda: _restarted(console) == set(KILLED), within_s=30)
+    wait_until("their restarts are counted", lambda: _restarted(console) == set(KILLED), within_s=60)
 
 
 def _state_when(what: str, console: Console, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("described")
     spec_file = write_spec(folder / "spec")
-    with local(load_spec(spec_file), folder=folder / "run", console=True) as system:
+    with local(load_spec(spec_file), folder=folder / "run", console=True, ready_s=120) as system:
         [admin] = lease_ports(1)
         environment = {PORT_SETTINGS[name]: str(port) for name, port in system.ports.items()}
         readers = subprocess.Popen(

@@ -91,7 +91,8 @@ def run(stores: Mapping[str, str], kafka: Kafka, redis_cluster: RedisCluster, tm
 
 @pytest.fixture
 def healed(kafka: Kafka, redis_cluster: RedisCluster) -> Iterator[None]:
-    """The servers as other tests want them, whatever happened."""
+    """Redis replaces a silent master soon; then the servers are as other tests want them."""
+    redis_cluster.fail_over_soon()
     yield
     if not kafka.alive:
         kafka.start()
@@ -196,7 +197,7 @@ class Run:
         fleet.drain(log, topics, folder, len(traffic.impressions))
         books = audit.read_books(log, topics)
         for name in askers:
-            wait_until_nothing_differs(partial(self._served, books, fleet.url(name), lossy), within_s=30)
+            wait_until_nothing_differs(partial(self._served, books, fleet.url(name), lossy), within_s=60)
         joined: dict[str, Any] = {}
         wait_until(
             "the joiners say how they are",

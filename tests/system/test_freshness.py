@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
 def test_a_click_changes_the_score_of_its_reader_and_article() -> None:
     with (
-        local(spec_of_rows_only()) as system,
+        local(spec_of_rows_only(), ready_s=120) as system,
         Clicks(system) as clicks,
         Background(system.ports["gateway"], 100) as background,
     ):

@@ -68,7 +68,7 @@ def test_acknowledged_events_count_exactly_once_despite_kills(
         ssd = told_by(system, "trainer")["ssd"]
         books = audit.read_books(log, topics)
         wait_until_nothing_differs(
-            lambda: audit.against_serving(books, url_of(system, "inference")), within_s=20
+            lambda: audit.against_serving(books, url_of(system, "inference")), within_s=60
         )
         ends = audit.ends_of(log, topics.samples)
         log.close()

@@ -192,7 +192,7 @@ def test_a_transform_with_changed_code_is_refused_at_the_start(tmp_path: Path) -
         if file.is_file():
             (tmp_path / file.name).write_bytes(file.read_bytes())
     folder = tmp_path / "run"
-    with local(tmp_path / "freshet.toml", folder=folder):
+    with local(tmp_path / "freshet.toml", folder=folder, ready_s=120):
         pass
     module = tmp_path / "my_transforms.py"
     module.write_text(module.read_text().replace("np.log(rate", "np.log1p(rate"))

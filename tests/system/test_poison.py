@@ -66,7 +66,7 @@ def test_bad_records_end_nothing_embedded(tmp_path: Path) -> None:
         found = poisoner.found()
         books = audit.read_books(log, topics, poisoner.places(topics.samples))
         wait_until_nothing_differs(
-            lambda: audit.against_serving(books, url_of(system, "inference")), within_s=20
+            lambda: audit.against_serving(books, url_of(system, "inference")), within_s=60
         )
         ends = audit.ends_of(log, topics.samples)
         wait_until_nothing_differs(
@@ -75,7 +75,7 @@ def test_bad_records_end_nothing_embedded(tmp_path: Path) -> None:
                 for name, one in system.status()["services"].items()
                 if one["state"] != "ready"
             ],
-            within_s=30,
+            within_s=60,
         )
         now = system.status()["services"]
         assert {name: one["restarts"] for name, one in now.items()} == dict.fromkeys(births, 0)
@@ -134,13 +134,13 @@ def test_bad_records_end_nothing_on_kafka(fleet: tuple[Fleet, str], kafka: Kafka
     wait_until(
         "a version has learned from all samples",
         lambda: audit.applied_by_newest_version(tmp_path) == read_to(log, topics.samples),
-        within_s=30,
+        within_s=60,
     )
     joined = members.joined()["ledger"]
     metrics = Metrics([f"{members.url(name)}/metrics" for name in members.names])
     found = poisoner.found()
     books = audit.read_books(log, topics, poisoner.places(topics.samples))
-    wait_until_nothing_differs(partial(audit.against_serving, books, inference), within_s=30)
+    wait_until_nothing_differs(partial(audit.against_serving, books, inference), within_s=60)
     ends = read_to(log, topics.samples)
     said = {name: process.pid for name, process in members.processes.items() if process.alive}
     assert said == births

@@ -84,7 +84,7 @@ def test_embedded_deployment_of_358e9ba_goes_on(tmp_path: Path) -> None:
         drain(system, folder, log, topics, len(traffic.impressions))
         books = audit.read_books(log, topics)
         wait_until_nothing_differs(
-            lambda: audit.against_serving(books, url_of(system, "inference")), within_s=30
+            lambda: audit.against_serving(books, url_of(system, "inference")), within_s=60
         )
         ledger = told_by(system, "joiner")["ledger"]
         ends = audit.ends_of(log, topics.samples)
@@ -144,7 +144,7 @@ def test_cluster_deployment_of_358e9ba_goes_on(
         fleet.drain(log, topics, folder, len(traffic.impressions))
         books = audit.read_books(log, topics)
         inference = fleet.url("inference-0")
-        wait_until_nothing_differs(partial(audit.against_serving, books, inference), within_s=30)
+        wait_until_nothing_differs(partial(audit.against_serving, books, inference), within_s=60)
         joined: dict[str, Any] = {}
         wait_until("the joiners answer", lambda: bool(joined.update(fleet.joined()) or joined), within_s=60)
         ends = read_to(log, topics.samples)

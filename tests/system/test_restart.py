@@ -74,9 +74,9 @@ def check(system: Local, folder: Path, spec: Spec, sent: Sent) -> None:
         log.close()
     labels = tuple(label.name for label in spec.labels)
     assert list(audit.against_acknowledged(books, sent, {}, labels, excused=0)) == []
-    wait_until_nothing_differs(lambda: audit.against_serving(books, url_of(system, "inference")), within_s=20)
+    wait_until_nothing_differs(lambda: audit.against_serving(books, url_of(system, "inference")), within_s=60)
     assert list(audit.against_dense(books, folder)) == []
-    wait_until_nothing_differs(lambda: audit.against_rows(books, folder, spec), within_s=20)
+    wait_until_nothing_differs(lambda: audit.against_rows(books, folder, spec), within_s=60)
 
 
 def up(spec_file: Path, folder: Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
@@ -92,11 +92,11 @@ def up(spec_file: Path, folder: Path, environment: Mapping[str, str] | None = No
 
 def test_after_ctrl_c_up_goes_on_where_it_was(spec: Spec, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with local(spec, folder=folder) as system:
+    with local(spec, folder=folder, ready_s=120) as system:
         sent = send(system, "before", 20)
         first = audit.newest_version(folder).number
     stopped = read_state(RunFolder(folder))
-    with local(spec, folder=folder) as system:
+    with local(spec, folder=folder, ready_s=120) as system:
         sent |= send(system, "after", 20)
         check(system, folder, spec, sent)
 
@@ -106,7 +106,7 @@ def test_after_ctrl_c_up_goes_on_where_it_was(spec: Spec, tmp_path: Path) -> Non
 
 def test_a_store_of_another_spec_is_refused_with_the_edit(spec: Spec, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with local(spec, folder=folder):
+    with local(spec, folder=folder, ready_s=120):
         pass
     other = replace(spec, join=replace(spec.join, grace_ms=5_000))
     file = tmp_path / "other.toml"
@@ -137,7 +137,7 @@ def test_a_port_in_use_names_its_owner_and_the_way_out(tmp_path: Path) -> None:
 
 def test_a_second_up_in_the_folder_is_refused(spec: Spec, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with local(spec, folder=folder) as system:
+    with local(spec, folder=folder, ready_s=120) as system:
         process = up(LEDGER, folder)
         said, _ = process.communicate(timeout=120)
         still = all(told_by(system, role) for role in system.ports)
@@ -149,13 +149,13 @@ def test_a_second_up_in_the_folder_is_refused(spec: Spec, tmp_path: Path) -> Non
 
 def test_an_older_version_is_used_if_the_newest_is_damaged(spec: Spec, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with local(spec, folder=folder) as system:
+    with local(spec, folder=folder, ready_s=120) as system:
         sent = send(system, "before", 20)
         check(system, folder, spec, sent)
     damaged = audit.newest_version(folder).number
     (folder / "versions" / f"{damaged:010d}" / "weights.safetensors").write_bytes(b"damaged")
 
-    with local(spec, folder=folder) as system:
+    with local(spec, folder=folder, ready_s=120) as system:
         assert told_by(system, "inference")["version"] is not None
         sent |= send(system, "after", 20)
         check(system, folder, spec, sent)
@@ -169,7 +169,7 @@ def test_a_full_disk_refuses_events_and_loses_none_acknowledged(spec: Spec, tmp_
     folder = tmp_path / "run"
     page = {"request_id": "full", "ts": 0, "user": "user-0", "items": [{"item": 0, "seq": 1000.0}]}
     refusals = []
-    with local(spec, folder=folder) as system:
+    with local(spec, folder=folder, ready_s=120) as system:
         sent = send(system, "before", 20)
         with _full_disk(folder):
             began = time.monotonic()
@@ -195,7 +195,7 @@ def _sent_again(system: Local, page: dict[str, object]) -> Sent:
             httpx.post(f"{url_of(system, 'gateway')}/v1/impressions", json=page, timeout=30).status_code
             == 202
         ),
-        within_s=30,
+        within_s=60,
     )
     return {("full", 0): Impression(1000, "user-0", int(str(page["ts"])))}
 

@@ -37,7 +37,7 @@ def told(simulator: Simulator, what: str, figure: str) -> float:
 
 def test_readers_are_served_and_their_clicks_joined(tmp_path: Path) -> None:
     with (
-        local(patient(write_spec(tmp_path / "demo")), folder=tmp_path / "run") as system,
+        local(patient(write_spec(tmp_path / "demo")), folder=tmp_path / "run", ready_s=120) as system,
         readers(system, 300, PatientReaders) as simulator,
     ):
         wait_until("actions sent", lambda: simulator.status()["actions"]["sent"] > 30, within_s=60)
@@ -46,7 +46,7 @@ def test_readers_are_served_and_their_clicks_joined(tmp_path: Path) -> None:
             events = status(system, "joiner").get("ledger", {}).get("events", {})
             return bool(events.get("actions_matched", 0) > 30)
 
-        wait_until("clicks are joined", joined, within_s=30)
+        wait_until("clicks are joined", joined, within_s=60)
         events = told_by(system, "joiner")["ledger"]["events"]
         wait_until("windows are told", lambda: told(simulator, "model", "impressions") > 200, within_s=60)
 
@@ -62,12 +62,12 @@ def test_readers_are_served_and_their_clicks_joined(tmp_path: Path) -> None:
 @pytest.mark.parametrize("role", ["gateway", "inference"])
 def test_readers_go_on_after_a_kill_and_every_action_arrives(tmp_path: Path, role: str) -> None:
     with (
-        local(write_spec(tmp_path / "demo"), folder=tmp_path / "run") as system,
+        local(write_spec(tmp_path / "demo"), folder=tmp_path / "run", ready_s=120) as system,
         readers(system, 300) as simulator,
     ):
         wait_until("actions sent", lambda: simulator.status()["actions"]["sent"] > 10, within_s=60)
         kill(system, role)
-        wait_until("errors are counted", lambda: simulator.status()["errors"] > 0, within_s=30)
+        wait_until("errors are counted", lambda: simulator.status()["errors"] > 0, within_s=60)
         before = simulator.status()
 
         def on_again() -> bool:
@@ -83,9 +83,9 @@ def test_readers_go_on_after_a_kill_and_every_action_arrives(tmp_path: Path, rol
 
 
 def test_a_simulator_goes_on_with_its_seed_and_refuses_another(tmp_path: Path) -> None:
-    with local(write_spec(tmp_path / "demo"), folder=tmp_path / "run") as system:
+    with local(write_spec(tmp_path / "demo"), folder=tmp_path / "run", ready_s=120) as system:
         with readers(system, 300) as first:
-            wait_until("items are shown", lambda: first.status()["impressions"] > 0, within_s=30)
+            wait_until("items are shown", lambda: first.status()["impressions"] > 0, within_s=60)
             began_ms = first.status()["began_ms"]
         with readers(system, 300) as second:
             assert second.status()["began_ms"] == began_ms
@@ -108,11 +108,11 @@ def test_health_metrics_and_status_are_served(tmp_path: Path) -> None:
     thread.start()
     url = f"http://127.0.0.1:{settings.simulator.admin_port}"
     try:
-        wait_until("it answers", lambda: answers(f"{url}/health/live"), within_s=20)
+        wait_until("it answers", lambda: answers(f"{url}/health/live"), within_s=60)
         ready, told = httpx.get(f"{url}/health/ready"), httpx.get(f"{url}/status")
     finally:
         stop.set()
-        thread.join(20)
+        thread.join(60)
 
     assert ready.status_code == 503
     assert ready.json()["reason"] == "waiting for gateway and inference to be ready"

@@ -67,7 +67,7 @@ def test_trainer_and_inference_meet_in_the_adapter(
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.setenv("FRESHET_COMMON_VERSIONS_URL", f"versionfile:{tmp_path}/versions.db")
 
-    with local(LEDGER, folder=tmp_path / "run") as system:
+    with local(LEDGER, folder=tmp_path / "run", ready_s=120) as system:
         wait_until("version 0 serves", lambda: status(system, "inference").get("version") == 0, within_s=60)
 
     assert not list((tmp_path / "run" / "versions").glob("0*"))

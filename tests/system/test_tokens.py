@@ -37,7 +37,7 @@ def test_a_run_with_tokens_serves_who_shows_one(tmp_path: Path, monkeypatch: pyt
     event = {"event_id": "1", "request_id": "r", "article": "a", "type": "click", "ts": 1_700_000_000_000}
     asked = {"context": {"reader": "u1"}, "candidates": [{"article": "a7", "topic": "music"}]}
 
-    with local(QUICKSTART, folder=tmp_path / "run", console=True) as run:
+    with local(QUICKSTART, folder=tmp_path / "run", console=True, ready_s=120) as run:
         at = {role: f"http://127.0.0.1:{run.ports[role]}" for role in ("gateway", "inference", "console")}
         assert httpx.post(f"{at['gateway']}/v1/actions", json=event, timeout=30).status_code == 401
         assert httpx.post(f"{at['inference']}/v1/rank", json=asked, timeout=30).status_code == 401

@@ -51,14 +51,14 @@ def test_an_event_is_traced_from_request_to_learned_version(
     monkeypatch.setenv("FRESHET_TRACES_ENDPOINT", collector.url)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
-    with local(quick()) as system:
+    with local(quick(), ready_s=120) as system:
         ask(system, "r-1")
         act(system, "r-1")
         wait_until("the event was learned from", lambda: learned(collector, "r-1"), within_s=60)
         wait_until("a version was served after it", lambda: served_after(collector, "r-1"), within_s=60)
         wait_until("its rows were served", lambda: rows_after(collector, "r-1"), within_s=60)
         ask(system, "r-2")
-        wait_until("a later request is told of", lambda: bool(rank_of(collector, "r-2")), within_s=30)
+        wait_until("a later request is told of", lambda: bool(rank_of(collector, "r-2")), within_s=60)
         metrics = httpx.get(f"{url_of(system, 'trainer')}/metrics").text
 
     event = trace_of(collector, "r-1")

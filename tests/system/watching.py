@@ -42,7 +42,7 @@ class Watch:
     ) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(30)
+            thread.join(60)
 
     def _run(self, look: Callable[[], Mapping[int, int]]) -> None:
         while not self._stop.wait(PAUSE_S):

@@ -28,7 +28,7 @@ def wait_until(name: str, holds: Callable[[], bool], *, within_s: float, poll_s:
     return time.monotonic() - began
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
     """Wait until a condition holds that the line of the failed test explains. Raises AssertionError."""
     wait_until("the condition of this line", condition, within_s=seconds)
 

@@ -60,7 +60,7 @@ def taken_by(gateway, enough):
     """Send until `enough` returns true for the requests that have come."""
     with Background(gateway.server_address[1], 500) as background:
         with gateway.came:
-            assert gateway.came.wait_for(lambda: enough(gateway.taken), 30)
+            assert gateway.came.wait_for(lambda: enough(gateway.taken), 60)
         return background.figures()
 
 

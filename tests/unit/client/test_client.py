@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -300,26 +299,45 @@ def test_waiting_goes_on_when_too_many_ask(script: Scripted, client: Client) -> 
     assert client.wait_until_served(Ack("actions", 1, 7), timeout_s=60)
 
 
-def test_waiting_gives_up_in_time(script: Scripted, client: Client) -> None:
-    script.answers = [json_response(200, {"served": False})]
-
-    assert not client.wait_until_served(Receipt((Ack("actions", 1, 7),)), timeout_s=0.1)
-
-
 def waited(url: str, timeout_s: float, *, in_async: bool) -> bool | Unavailable:
     """What one of the clients returns or raises after it has waited for an event."""
+    event = Receipt((Ack("actions", 1, 7),))
+    request_s = 3600.0  # no request ends by itself
 
     async def main() -> bool:
-        async with AsyncClient(url, url) as client:
-            return await client.wait_until_served(Ack("actions", 1, 7), timeout_s=timeout_s)
+        async with AsyncClient(url, url, timeout_s=request_s) as client:
+            return await client.wait_until_served(event, timeout_s=timeout_s)
 
     try:
         if in_async:
             return asyncio.run(main())
-        with Client(url, url) as client:
-            return client.wait_until_served(Ack("actions", 1, 7), timeout_s=timeout_s)
+        with Client(url, url, timeout_s=request_s) as client:
+            return client.wait_until_served(event, timeout_s=timeout_s)
     except Unavailable as error:
         return error
+
+
+def wait_until_found(
+    expected: str, url: str, script: Scripted, answers: Sequence[Response] = (), *, in_async: bool
+) -> None:
+    """Wait for an event until the result has these words, twice as long each time.
+
+    On a busy machine a short wait ends before an answer has come.
+    """
+    timeout_s, found = 0.1, ""
+    while expected not in found:
+        assert timeout_s < 60, found
+        script.answers = [*answers]
+        found = str(waited(url, timeout_s, in_async=in_async))
+        assert expected in found or found == "False" or "no answer" in found
+        timeout_s *= 2
+
+
+@pytest.mark.parametrize("in_async", [False, True])
+def test_waiting_gives_up_in_time(script: Scripted, in_async: bool) -> None:
+    unserved = json_response(200, {"served": False})
+
+    wait_until_found("False", script.url, script, [unserved], in_async=in_async)
 
 
 @pytest.mark.parametrize("in_async", [False, True])
@@ -331,20 +349,18 @@ def test_waiting_goes_on_after_temporary_failures(script: Scripted, in_async: bo
 
 @pytest.mark.parametrize("in_async", [False, True])
 def test_waiting_for_a_server_that_stays_away_is_unavailable(script: Scripted, in_async: bool) -> None:
-    script.answers = [json_response(200, {"served": False}), AWAY]
+    then_away = [json_response(200, {"served": False}), AWAY]
 
-    assert "503: log away" in str(waited(script.url, 0.2, in_async=in_async))
-    assert "ConnectError" in str(waited("http://127.0.0.1:1", 0.2, in_async=in_async))
+    wait_until_found("503: log away", script.url, script, then_away, in_async=in_async)
+    wait_until_found("ConnectError", "http://127.0.0.1:1", script, in_async=in_async)
 
 
 @pytest.mark.parametrize("in_async", [False, True])
 def test_waiting_for_a_silent_server_ends_in_time(in_async: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        started = time.monotonic()
         found = waited(f"http://127.0.0.1:{silent.getsockname()[1]}", 0.2, in_async=in_async)
 
-    assert "no answer" in str(found)
-    assert time.monotonic() - started < 5, "not the 10 s that a request may take"
+    assert "no answer" in str(found)  # a wait for the request's own end would outlast pytest's time-out
 
 
 def test_a_query_that_the_end_cuts_short_changes_nothing() -> None:
@@ -372,9 +388,7 @@ def test_the_async_client_does_the_same(script: Scripted) -> None:
             await client.impressions({"id": 1})
             await client.shown({"id": 1})
             script.answers = [json_response(200, {"served": s}) for s in (False, True)]
-            assert await client.wait_until_served(receipt, timeout_s=60)
-            script.answers = [json_response(200, {"served": False})]
-            assert not await client.wait_until_served(receipt.acks[0], timeout_s=0.1)
+            assert await client.wait_until_served(receipt.acks[0], timeout_s=60)
             script.answers = [AWAY]
             with pytest.raises(Unavailable):
                 await client.rank({}, [{}])

@@ -38,7 +38,7 @@ def test_partitions_are_revoked_before_others_claim_them(
     monkeypatch.setattr("freshet.coordination.assignment.CLAIM_S", 20.0)
     log = SqliteEventLog(tmp_path)
     log.create_topic("control", partitions=1)
-    claims = [Claims(log, "control") for _ in range(2)]
+    claims = [Claims(log, "control", lease_s=60.0) for _ in range(2)]
     a, b = (
         PartitionAssignment(c, "joiner", "join", n, n, 4, SYSTEM_CLOCK)
         for c, n in zip(claims, "ab", strict=True)

@@ -82,10 +82,10 @@ def test_status_is_read_while_a_stream_closes(scene: RemoteScene, monkeypatch: p
         closed = threads.submit(embedder.batches.close)
         wait_for(lambda: embedder.batches.stream() is None)
         try:
-            assert threads.submit(embedder.batches.ranks).result(10) == 1
+            assert threads.submit(embedder.batches.ranks).result(60) == 1
         finally:
             gate.set()
-        closed.result(10)
+        closed.result(60)
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -122,7 +122,7 @@ def test_end_while_gradients_arrive_loses_no_sample(
     assert learned == [0, 1, 2]
     stream = embedder.batches.stream()
     assert stream is not None
-    assert stream.flush(20.0)
+    assert stream.flush(60)
     assert scene.rows.applied()[0] == [3]
     slots = stream._prefetching[0]._slots
     assert len(set(map(id, slots))) == len(slots), "two batches would share the memory of one"

@@ -39,13 +39,13 @@ def test_rows_of_next_batch_are_fetched_during_this_one(tmp_path: Path) -> None:
     scene.append(1, [len(ids)])  # offset 0 of partition 1, which the push has
     assert shard.push(push_of({1: (0, 1)}, dict.fromkeys(keys_of(ids), [1.0] * WIDTH)))
     shard.publish()
-    wait_until("all rows are on disk", lambda: shard.store.ssd_rows().rows == len(ids), within_s=30)
+    wait_until("all rows are on disk", lambda: shard.store.ssd_rows().rows == len(ids), within_s=60)
     for first in range(0, len(ids), BATCH):
         scene.append(0, ids[first : first + BATCH])
     stream = scene.stream(batch_rows=BATCH)
 
     batch = await_batch(stream)
-    wait_until("the next is fetched", lambda: shard.store.ssd_rows().fetched >= 2 * BATCH, within_s=30)
+    wait_until("the next is fetched", lambda: shard.store.ssd_rows().fetched >= 2 * BATCH, within_s=60)
     stream.push_gradients(0, batch, gradients_of(batch))
     batches = [batch, *train(stream, 3 * BATCH)]
 

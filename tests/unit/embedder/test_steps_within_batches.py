@@ -147,8 +147,8 @@ def learn(scene: LocalScene, stream: BatchStream, model: HedgeDense, samples: in
     timer.start()
     Lanes(stream, model, StepCoordinator(LocalProcessGroup(Fence(1)), ledger), notes, 1, 0.02, stop).run()
     timer.cancel()
-    assert stream.flush(10.0)
-    deadline = time.monotonic() + 10.0  # the embedder acknowledges gradients before it has pushed them
+    assert stream.flush(60)
+    deadline = time.monotonic() + 60.0  # the embedder acknowledges gradients before it has pushed them
     end = [max(r.stop for batch in notes.batches for r in batch.ranges)]
     while scene.rows.applied()[0] != end and time.monotonic() < deadline:
         stream.flush(0.1)

@@ -38,7 +38,7 @@ class Held:
         self.error: Exception | None = None
 
     def append(self, appends: Sequence[Append]) -> Sequence[int]:
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         self.appends += 1
         if self.error is not None:
             raise self.error

@@ -273,20 +273,20 @@ def test_a_request_begun_before_the_stop_is_answered() -> None:
 
     async def slow(request: Request) -> Response:
         begun.set()
-        await asyncio.get_running_loop().run_in_executor(None, gate.wait, 10)
+        await asyncio.get_running_loop().run_in_executor(None, gate.wait, 60)
         return json_response(200, "late")
 
     app = App(CollectorRegistry(), BodyLimits(LIMIT, 1))
     app.route(Endpoint("GET", "/slow", "Slow.", ()), slow)
     answers: list[httpx.Response] = []
     with answering(app) as at:
-        client = threading.Thread(target=lambda: answers.append(httpx.get(f"{at.url}/slow", timeout=10)))
+        client = threading.Thread(target=lambda: answers.append(httpx.get(f"{at.url}/slow", timeout=60)))
         client.start()
-        assert begun.wait(10)
+        assert begun.wait(60)
         at.stop.set()
         gate.set()
-        client.join(10)
-        at.thread.join(10)
+        client.join(60)
+        at.thread.join(60)
 
         assert [a.json() for a in answers] == ["late"]
         assert not at.thread.is_alive()

@@ -73,7 +73,7 @@ def follow(log: EventLog, store: RowStore) -> Iterator[Callable[[], RowFollower]
     yield start
     stop.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -213,7 +213,7 @@ def test_a_claim_without_a_flush_hides_no_delta(shard: Shard, log: EventLog, sto
         wait_for(lambda: served(follower, 1).tolist() == [2])
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(60)
 
 
 def test_a_corrupt_delta_is_left_out_and_counted(shard: Shard, follow: Callable[[], RowFollower]) -> None:
@@ -250,7 +250,7 @@ def test_a_store_of_another_spec_is_not_served(shard: Shard, log: EventLog, stor
         assert follower.state.sink is None
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(60)
 
 
 def test_an_unforeseen_error_is_reported_and_following_goes_on(
@@ -275,7 +275,7 @@ def test_an_unforeseen_error_is_reported_and_following_goes_on(
         wait_for(lambda: follower.state.sink is not None)
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(60)
 
 
 def test_row_store_is_not_read_again_after_a_pause_of_the_log(
@@ -335,7 +335,7 @@ def test_row_store_is_not_read_again_after_a_pause_of_the_log(
         assert scans[0] == before
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(60)
 
 
 def test_rows_stay_served_while_the_log_is_unavailable(shard: Shard, log: EventLog, store: RowStore) -> None:
@@ -366,7 +366,7 @@ def test_rows_stay_served_while_the_log_is_unavailable(shard: Shard, log: EventL
         assert served(follower, 1).tolist() == [1]
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(60)
 
 
 # Damage
@@ -470,7 +470,7 @@ def test_a_bucket_that_its_owner_writes_anew_is_read_again(
         assert follower.state.reason == ""
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(60)
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", '{"a": 1}', "{", '{"0": null}'])
@@ -552,7 +552,7 @@ def test_a_fence_beyond_control_is_damage(shard: Shard, log: EventLog, store: Ro
         wait_for(lambda: follower.state.sink is not None and served(follower, 1).tolist() == [2])
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(60)
 
 
 @given(st.binary(max_size=120), st.integers(0, 200), st.integers(0, 255))

@@ -155,7 +155,7 @@ class World:
     def close(self) -> None:
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join(10)
+            self._thread.join(60)
         assert not self._thread.is_alive()
         self.store.close()
         self.plain_log.close()
@@ -261,5 +261,5 @@ def test_watch_reports_a_stalled_partition_until_it_stops(
             wait_for(lambda: any(line["reason"].startswith(stands) for line in said))
         finally:
             stop.set()
-            thread.join(10)
+            thread.join(60)
     assert not thread.is_alive()

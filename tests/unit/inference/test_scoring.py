@@ -99,7 +99,7 @@ def watched(gone: list[bool]) -> Callable[[], Callable[[], bool]]:
 
 
 async def in_time(running: Coroutine[Any, Any, Any]) -> Any:
-    return await asyncio.wait_for(running, 10)
+    return await asyncio.wait_for(running, 60)
 
 
 def test_answered_requests_are_freed_without_a_collection(scoring: Scoring, parts: Parts) -> None:

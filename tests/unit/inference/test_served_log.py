@@ -124,7 +124,7 @@ def run_until(logger: ServedLogger, done: Callable[[], bool], drain_s: float = 5
         wait_for(done)
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(60)
     assert not thread.is_alive()
 
 

@@ -85,7 +85,7 @@ def test_events_wait_through_every_answer_that_says_nothing(
                 joiner.step()
                 return joiner.tasks[1].events == until
 
-            wait_until("the other partition goes on", goes_on, within_s=30)
+            wait_until("the other partition goes on", goes_on, within_s=60)
             assert joiner.tasks[0].events == 0
         assert reasons(log) == []
         odd.answers[2] = GOOD

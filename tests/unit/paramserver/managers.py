@@ -95,11 +95,12 @@ class Managed:
         name: str,
         rows: Rows | None = None,
         memory_bytes: int = 0,
+        lease_s: float = WITHIN_S,  # longer than a busy machine lets a shard stand still
     ) -> None:
         self.clock = Ahead()
         self.rows, self.member = rows or Rows(), SHARD_LEASES + name
         shard = cast(Shard, self.rows)
-        self.log, self.claims = log, Claims(log, "control")
+        self.log, self.claims = log, Claims(log, "control", lease_s=lease_s)
         bounds = Bounds(memory_bytes=memory_bytes)
         self.balancer = LoadBalancer(shard, self.claims, bounds, buckets=BUCKETS, clock=self.clock)
         self.manager = ShardManager(

@@ -15,6 +15,7 @@ import pytest
 from freshet.clock import SYSTEM_CLOCK
 from freshet.coordination.assignment import slices_of
 from freshet.coordination.claim_rules import state_record
+from freshet.coordination.claims import LEASE_S
 from freshet.errors import Corrupt, Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.paramserver.balancer import MOVED_ROWS, MOVED_SLICES
@@ -158,7 +159,7 @@ def test_a_leader_without_a_plan_publishes_the_current_owners(control_log: Sqlit
     )
     control_log.trim(CONTROL, upto)
 
-    after = Managed(control_log, "a")
+    after = Managed(control_log, "a", lease_s=LEASE_S)  # the claims of the one before end
     after.join()
     step_until([after], lambda: len(after.manager.slices) == len(SLICES))
     after.claims.close()

@@ -38,7 +38,7 @@ class Member:
     def __init__(self, log: SqliteEventLog, rows: SqliteRowStore, name: str) -> None:
         self.shard = shard_of(log, rows, name)
         self.shard.buckets.create()
-        self.claims = Claims(log, TOPICS.control)
+        self.claims = Claims(log, TOPICS.control, lease_s=60.0)  # longer than a test waits
         balancer = LoadBalancer(self.shard, self.claims, Bounds(), buckets=PARSED.buckets, clock=SYSTEM_CLOCK)
         self.manager = ShardManager(
             self.shard,

@@ -291,7 +291,7 @@ def test_servers_that_start_at_any_time_equal_the_shard(world: Callable[[Publish
     finally:
         stop.set()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
 
 
 def nudged(w: World, share: float) -> None:

@@ -56,7 +56,7 @@ def test_changed_rows_on_disk_are_flushed_in_parts(
         part = keys[200 * at : 200 * (at + 1)]
         assert shard.push(push_of({0: (at, at + 1)}, dict.fromkeys(part, [1.0] * WIDTH)))
         shard.publish()
-    wait_until("rows have left memory", lambda: shard.store.ssd_rows().rows > 1_000, within_s=30)
+    wait_until("rows have left memory", lambda: shard.store.ssd_rows().rows > 1_000, within_s=60)
     flushes: list[int] = []
     write = rows.flush
 
@@ -195,7 +195,7 @@ def test_bucket_that_is_dropped_leaves_nothing_on_disk(log: EventLog, tmp_path: 
     keys = [(0, key * 0x9E3779B97F4A7C15 % (1 << 64)) for key in range(1, 501)]
     shard.push(push_of({0: (0, 1)}, dict.fromkeys(keys, [1.0] * WIDTH)))
     shard.publish()
-    wait_until("all rows have left memory", lambda: shard.store.ssd_rows().rows == len(keys), within_s=30)
+    wait_until("all rows have left memory", lambda: shard.store.ssd_rows().rows == len(keys), within_s=60)
     for bucket in shard.owned():
         shard.store.drop_bucket(bucket)
     left = shard.store.ssd_rows()
@@ -229,7 +229,7 @@ def test_fetch_brings_rows_of_a_later_batch(log: EventLog, tmp_path: Path) -> No
     push = push_of({0: (0, 1)}, {(0, 7): [1.0] * WIDTH})
     shard.push(push)
     shard.publish()
-    wait_until("the row has left memory", lambda: shard.store.ssd_rows().rows == 1, within_s=30)
+    wait_until("the row has left memory", lambda: shard.store.ssd_rows().rows == 1, within_s=60)
     before = shard.store.ssd_rows().fetched
     shard.store.fetch(push.groups)
     assert shard.store.ssd_rows().fetched > before

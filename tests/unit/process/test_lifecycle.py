@@ -35,7 +35,7 @@ def test_signal_within_wait_does_not_deadlock() -> None:
     done = run("""
 with stop._cond:  # as if the handler ran within stop.wait()
     signal.raise_signal(signal.SIGTERM)
-print(stop.wait(20))
+print(stop.wait(60))
 """)
 
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
@@ -45,7 +45,7 @@ def test_repeated_hangup_stops_once() -> None:
     done = run("""
 signal.raise_signal(signal.SIGHUP)
 signal.raise_signal(signal.SIGHUP)
-print(stop.wait(20))
+print(stop.wait(60))
 """)
 
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr

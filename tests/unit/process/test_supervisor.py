@@ -33,7 +33,7 @@ WAIT_AND_FAIL = "while not os.path.exists(p): time.sleep(0.01)\nexit('Corrupt: t
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + START + "time.sleep(60)"
 
 
-def until(condition: Callable[[], T], timeout_s: float = 20.0) -> T:
+def until(condition: Callable[[], T], timeout_s: float = 60.0) -> T:
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
     while not (value := condition()):
@@ -110,7 +110,7 @@ def test_moved_run_folder_ends_the_run(folder: RunFolder, replaced: bool) -> Non
     folder.path.rename(folder.path.with_name("moved"))
     if replaced:
         (folder.create().state / "supervisor.lock").touch()
-    thread.join(20)
+    thread.join(60)
 
     assert "was moved or deleted while it ran" in messages[0]
     with pytest.raises(ProcessLookupError):
@@ -136,7 +136,7 @@ def test_killed_service_is_restarted_and_recorded(folder: RunFolder) -> None:
 
 def test_history_has_exit_reason_and_restart(folder: RunFolder) -> None:
     failing = Running(folder, "import sys; sys.exit('Corrupt: the log\\n  restore it')")
-    until(lambda: read_state(folder).get("one", {}).get("restarts") == 2)
+    until(lambda: read_state(folder).get("one", {}).get("restarts", 0) >= 2)
 
     first = failing.run().history[0]
     failing.end()
@@ -168,14 +168,14 @@ def test_a_wall_clock_that_is_set_back_leaves_the_state_readable(folder: RunFold
     clock = WallSetBack()
     failing = Running(folder, "import sys; sys.exit(1)", clock=clock)
     try:
-        until(lambda: read_state(folder).get("one", {}).get("restarts") == 1)
+        before = int(until(lambda: read_state(folder).get("one", {}).get("restarts", 0)))
         clock.behind_ms = 3_600_000
-        until(lambda: read_state(folder).get("one", {}).get("restarts") == 3)
+        until(lambda: read_state(folder)["one"]["restarts"] >= before + 2)
         run = failing.run()
     finally:
         failing.end()
 
-    assert all(one.up_s is not None and 0 <= one.up_s < 20 for one in run.history)
+    assert all(one.up_s is not None and 0 <= one.up_s < 1800 for one in run.history)
     assert run.services["one"]["since_s"] <= clock.now_ms() / 1000  # follows the new clock
 
 

@@ -52,7 +52,7 @@ class BlockedExporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.called.set()
-        assert self.go.wait(30)
+        assert self.go.wait(60)
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
@@ -124,7 +124,7 @@ def test_slow_collector_drops_spans_without_delay() -> None:
     exporter = BlockedExporter()
     queue = ExportQueue(exporter, 8, delay_ms=1)
     record(queue, 8)
-    assert exporter.called.wait(10)
+    assert exporter.called.wait(60)
     record(queue, 5)
 
     assert queue.counts() == {"sent": 0, "dropped": 5, "failed": 0}
@@ -155,7 +155,7 @@ def test_client_spans_leave_space_for_event_spans() -> None:
     queue = ExportQueue(exporter, 20, delay_ms=1)
     record(queue, 100, by_client=True)
     assert queue.counts()["dropped"] == 98
-    assert exporter.called.wait(10)
+    assert exporter.called.wait(60)
     record(queue, 19)
 
     assert queue.counts()["dropped"] == 99, "one more than the queue of 18 holds"
@@ -182,7 +182,7 @@ def test_unreachable_collector_does_not_delay_exit() -> None:
     exporter = BlockedExporter()
     tracer = Tracer(TraceIds("news", 1.0), ExportQueue(exporter, 8, delay_ms=1))
     tracer.end(tracer.start("gateway", "send actions"))
-    assert exporter.called.wait(10)
+    assert exporter.called.wait(60)
 
     tracer.close(0.01)  # returns, while the exporter still waits
 

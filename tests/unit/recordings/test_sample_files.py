@@ -696,7 +696,7 @@ def test_a_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:
     writer.start()
 
     assert values(spec_in(tmp_path), pipe, "items.sku") == ["00017"] * 3
-    writer.join(10)
+    writer.join(60)
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\n\n"])

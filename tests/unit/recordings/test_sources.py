@@ -94,4 +94,4 @@ def test_json_lines_come_from_a_pipe_too(tmp_path):
     (piece,) = events_of_files({"served": pipe}, {"served": TS})
 
     assert piece.events == 2
-    writer.join(10)
+    writer.join(60)

@@ -63,7 +63,7 @@ class Away(FolderVersionStore):
     def numbers(self) -> Sequence[int]:
         self.requests += 1
         if self.away:
-            assert self.answer.wait(30)
+            assert self.answer.wait(60)
             raise Unavailable("the store is away")
         return super().numbers()
 

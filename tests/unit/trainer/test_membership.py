@@ -93,7 +93,7 @@ def test_single_rank_trains_until_torch_is_loaded(tmp_path: Path) -> None:
                 assert not first.members_waiting(), "torch is not loaded yet"
             assert not first.members_waiting()
             loaded.set()
-            wait_until("a rank waits", first.members_waiting, within_s=20)
+            wait_until("a rank waits", first.members_waiting, within_s=60)
         finally:
             loaded.set()
             stop.set()

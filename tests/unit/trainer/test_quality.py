@@ -255,7 +255,7 @@ def test_figures_are_readable_while_samples_arrive() -> None:
         quality.add(*one)
         quality.finished_windows()
     stop.set()
-    thread.join(20)
+    thread.join(60)
     assert not wrong
     assert seen == sorted(seen)
     assert counts(quality)["training"] == 300 * N

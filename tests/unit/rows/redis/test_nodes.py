@@ -29,7 +29,7 @@ class Master:
         assert data == [b"GET " + self.name.encode()]
 
     def read_response(self) -> str:
-        self._all_read.wait(20)
+        self._all_read.wait(60)
         return self.name
 
     def disconnect(self) -> None:
