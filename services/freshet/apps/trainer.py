@@ -275,7 +275,7 @@ def restore_state(context: ModelContext, versions: VersionStore, log_id: str, de
         Mismatch, Corrupt: the versions do not match this spec, its log, or the code of its transforms.
     """
     spec, topics = context.spec, context.topics
-    model, quality = build_model(spec, training=True, device=device), Quality(spec)
+    model, quality = build_model(spec, training=True, device=device), Quality(spec, context.clock)
     if device != "cpu":
         log.info("the network computes on a GPU", device=device)
         from freshet.model.trial import try_out

@@ -75,9 +75,9 @@ def command(
         outcome = backtest(
             spec, files, request=request, lanes=lanes, keep=keep, progress=_mover(bar), versus=versus
         )
-    if plot is not None:
-        plot.write_text(curves_svg(f"{spec.name}: {outcome.samples:,} samples", outcome.learners), "utf-8")
     emit(outcome.as_json(), as_json=as_json, text=outcome_text(outcome))
+    if plot is not None:  # last: a disk that is full must not lose the figures
+        plot.write_text(curves_svg(f"{spec.name}: {outcome.samples:,} samples", outcome.learners), "utf-8")
 
 
 def _mover(bar: Any) -> Any:

@@ -32,7 +32,7 @@ PRIOR = 20.0
 """Weight, in samples, of the mean rate in an item's rate: 20 samples at a rate of 5 % hold one true
 sample."""
 
-NEVER = -(1 << 62)
+NEVER, NEVER_AHEAD = -(1 << 62), 1 << 62
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,11 +130,16 @@ class Popularity:
             int(known_ms.max()),
         )
 
-    def take(self, tally: Tally) -> None:
-        """Add a tally made with the same labels and slots."""
+    def take(self, tally: Tally, latest_ms: int = NEVER_AHEAD) -> None:
+        """Add a tally made with the same labels and slots; one older by more than the horizon sets a clock
+        after `latest_ms`, the latest possible time, back, and dates later snapshots before the horizon."""
         self._overall += tally.overall
         np.add.at(self._weight, tally.at, tally.sums[:, 0])
         np.add.at(self._labelled, tally.at, tally.sums[:, 1])
+        span_ms = (SNAPSHOTS - 2) * self.interval_ms
+        if self._clock_ms > max(latest_ms, tally.clock_ms + span_ms):
+            ahead, self._clock_ms = self._taken_ms > tally.clock_ms, tally.clock_ms
+            self._taken_ms[ahead] = max([tally.clock_ms - span_ms, *self._taken_ms[~ahead]])
         self._clock_ms = max(self._clock_ms, tally.clock_ms)
         if not len(self._taken_ms) or self._clock_ms >= self._taken_ms[-1] + self.interval_ms:
             self._take_snapshot()

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from freshet import _native
 from freshet.evaluation.descriptors import COARSE_BITS, MEASURES, Cells, bins_of_logits, logits_of
+from freshet.evaluation.popularity import NEVER_AHEAD
 from freshet.features.hashing import hash_text
 from freshet.types import F32, F64, I64, U8, U64, Bool
 
@@ -389,8 +390,9 @@ class Measures:
         weight: F32,
         times_ms: I64,
         segments: Mapping[str, U64] | None = None,
+        latest_ms: int = NEVER_AHEAD,
     ) -> None:
-        """Add B samples.
+        """Add B samples; those of closed windows count in `total` only.
 
         Args:
             predictions: (B, L) of all labels, or (B,) of each sample's own label.
@@ -398,6 +400,7 @@ class Measures:
             value, weight: (B,) value of that label, and weight.
             times_ms: (B,) event times.
             segments: value keys (B,) by segment field; a missing field counts as OTHER.
+            latest_ms: latest possible time of a sample; if later windows are closed, theirs open again.
         """
         size = len(label)
         if size == 0:
@@ -409,7 +412,7 @@ class Measures:
         self._waiting.append(
             ScoredSamples(times_ms.copy(), label.copy(), own, value.copy(), weight.copy(), columns)
         )
-        self._newest_ms = max(self._newest_ms, int(times_ms.max()))
+        self._follow(int(times_ms.max()), latest_ms)
         self._waiting_count += size
         if self._waiting_count >= GROUP_SAMPLES:
             self._group()
@@ -417,7 +420,7 @@ class Measures:
     def finished(self) -> list[Figures]:
         """Close windows, and return the figures of those that this call closed.
 
-        Later samples of a closed window count in `total` only.
+        Windows after the newest sample are of a clock that ran ahead, and close too.
         """
         closing = self._newest_ms - self.lateness_ms
         closing -= closing % self.window_ms
@@ -425,11 +428,13 @@ class Measures:
             return []
         self._merge()  # before `_closed_ms` changes: samples added before this call are in time
         self._closed_ms = closing
-        leaving = (self._table.keys["window"] < closing) & (self._table.keys["window"] != TOTAL)
+        window = self._table.keys["window"]
+        leaving = ((window < closing) | (window > self._newest_ms)) & (window != TOTAL)
         done = self._table.where(leaving)
         self._table = Table.merge([self._table.where(~leaving), done.moved_to(TOTAL)])
         lately = Table.merge([self._lately, done.where(done.keys["field"] == 0)])
-        self._lately = lately.where(lately.keys["window"] >= closing - RECENT_WINDOWS * self.window_ms)
+        age_ms = closing - lately.keys["window"]
+        self._lately = lately.where((age_ms > 0) & (age_ms <= RECENT_WINDOWS * self.window_ms))
         return self._figures(done)
 
     def windows(self) -> list[Figures]:
@@ -464,8 +469,8 @@ class Measures:
         overall._waiting = [replace(samples, segments=()) for samples in self._waiting]
         return overall
 
-    def merge(self, other: Measures) -> None:
-        """Add the sums of other measures; samples of windows that are closed here count in `total` only.
+    def merge(self, other: Measures, latest_ms: int = NEVER_AHEAD) -> None:
+        """Add the sums of other measures; samples of closed windows, and `latest_ms`, count as for `add`.
 
         Raises ValueError unless labels, segments and window length are equal.
         """
@@ -473,11 +478,12 @@ class Measures:
             raise ValueError("measures of other labels, segments or windows cannot be merged")
         self._merge()
         other._merge()
+        if len(other._table.keys):  # else its times are those with which it began
+            self._follow(other._newest_ms, latest_ms)
         late = other._table.keys["window"] < self._closed_ms
         added = [other._table.where(~late), other._table.where(late).moved_to(TOTAL)]
         self._table = Table.merge([self._table, *added])
         self._lately = Table.merge([self._lately, other._lately])
-        self._newest_ms = max(self._newest_ms, other._newest_ms)
         self._known = [np.union1d(a, b) for a, b in zip(self._known, other._known, strict=True)]
 
     def beside(self) -> Self:
@@ -549,6 +555,12 @@ class Measures:
                 known = np.union1d(known, np.unique(fresh)[: self.max_values - len(known)])
         self._known[field] = known
         return known if OTHER in known[:1] else np.concatenate([np.array([OTHER], np.uint64), known])
+
+    def _follow(self, newest_ms: int, latest_ms: int) -> None:
+        """Follow added samples, of which the newest has the time `newest_ms`; see `add`."""
+        if newest_ms < self._closed_ms and self._closed_ms > latest_ms:
+            self._newest_ms, self._closed_ms = newest_ms, newest_ms - newest_ms % self.window_ms
+        self._newest_ms = max(self._newest_ms, newest_ms)
 
     def _group(self) -> None:
         """Group the waiting samples into a table."""

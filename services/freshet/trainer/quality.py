@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.batches.stream import TrainBatch
+from freshet.clock import Clock
 from freshet.config.spec.model import Spec
 from freshet.evaluation import SOURCES, Figures, LabelKind, Measures, Popularity
 from freshet.evaluation.descriptors import Typical
-from freshet.evaluation.popularity import Tally
+from freshet.evaluation.popularity import NEVER_AHEAD, Tally
 from freshet.model.inputs import Labels
 from freshet.types import F32, I64, U64, Bool
 
@@ -63,7 +64,7 @@ class Quality:
     `merge` adds the increments of all ranks, so that every rank has the figures of all.
     """
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, clock: Clock | None = None) -> None:
         self.recorder: PredictionRecorder | None = None
         """Called under the lock, by one thread at a time."""
         labels = [LabelKind(label.name, label.loss != "logloss") for label in spec.labels]
@@ -79,6 +80,8 @@ class Quality:
         }
         self._waits_ms = np.array([label.window_ms + spec.join.grace_ms for label in spec.labels])
         self._early = np.array([spec.join.is_early(label) for label in spec.labels])
+        soonest_ms = 0 if self._early.any() else int(self._waits_ms.min())
+        self._clock, self._ahead_ms = clock, spec.join.max_ahead_ms - soonest_ms  # None: a backtest
         self._popularity = Popularity(len(labels), int(self._waits_ms.max()))
         explore = spec.serve.explore
         self._explores = explore.policy != "none" and explore.share > 0
@@ -119,7 +122,7 @@ class Quality:
             elif self._own is not None:
                 own, self._own = self._own, None
                 for name, measures in own.items():
-                    self._of[name].merge(measures)
+                    self._of[name].merge(measures, self._latest_ms())
                 self._take_tallies(self._tallies)
                 self._tallies = []
 
@@ -149,7 +152,7 @@ class Quality:
                     if mine:
                         added = measures.beside()
                         added.load_state(mine)
-                        measures.merge(added)
+                        measures.merge(added, self._latest_ms())
                 if f"{RATES}/at" in arrays:
                     self._take_tallies([_tally(arrays)])
 
@@ -226,7 +229,7 @@ class Quality:
                 items[known], labels.index[known], labels.value[known], labels.weight[known], known_ms[known]
             )
             if self._own is None:
-                self._popularity.take(tally)
+                self._take_tallies([tally])
             else:
                 self._tallies.append(tally)
         if self.recorder is not None:
@@ -238,7 +241,11 @@ class Quality:
 
     def _take_tallies(self, tallies: Sequence[Tally]) -> None:
         for tally in tallies:
-            self._popularity.take(tally)
+            self._popularity.take(tally, self._latest_ms() + int(self._waits_ms.max()))
+
+    def _latest_ms(self) -> int:
+        """Return the latest time of an impression whose label can be decided by now."""
+        return NEVER_AHEAD if self._clock is None else self._clock.now_ms() + self._ahead_ms
 
     def _count(self) -> None:
         """Count the queued batches. The caller holds the lock."""
@@ -295,6 +302,7 @@ class Quality:
             joined(lambda part: part.labels.weight),
             joined(lambda part: part.times_ms),
             {segment: joined(_segment(segment)) for segment in kept[0][0].segments},
+            self._latest_ms(),
         )
 
 

@@ -314,6 +314,15 @@ def test_a_plot_that_cannot_be_written_is_refused_first(samples: Path, tmp_path:
     assert "training" not in result.output
 
 
+def test_a_plot_on_a_full_disk_loses_no_figure(samples: Path, tmp_path: Path) -> None:
+    (tmp_path / "curves.svg").symlink_to("/dev/full")
+
+    result = run(spec_file(tmp_path), samples, "--plot", tmp_path / "curves.svg", "--json")
+
+    assert isinstance(result.exception, OSError)  # `main` prints it and exits with 1
+    assert json.loads(result.stdout)["samples"] == ROWS
+
+
 def test_the_legend_of_many_learners_stays_within_the_page() -> None:
     names = [f"a learner with a long name {i}" for i in range(9)]
     with LearnerPredictions([LabelKind("click", False)]) as scored:
