@@ -6,8 +6,10 @@
 The spec says which topics, in which format, and which of their fields are read. Messages are merged by time
 (`in_order`), decoded, cut down to those fields, and sent in batches. Offsets are committed only after the
 gateway answered 202, so a bridge that dies sends some events again. That is harmless: impressions are known
-by their key, actions by their id. What cannot be decoded is sent too, for the gateway refuses it and keeps it
-in `<model>.refused` with its place, and the topic goes on.
+by their key, actions by their id. What cannot be decoded, or not sent as an event (a NaN, an event larger
+than a request may be), is sent as its bytes and the reason: the gateway refuses that event and keeps it in
+`<model>.refused` with its place, and the topic goes on. The bridge ends if the gateway takes no such request
+either, as with 401 or 403.
 
 Needs confluent-kafka, fastavro for topics in Avro, and freshet with its extra `client`. Several bridges may
 share a group.
@@ -45,6 +47,8 @@ ORDER = ("served", "shown", "action")
 
 T = TypeVar("T")
 Event = dict[str, Any]
+Read = tuple[Event, Message | None]
+"""What to send, and the message that it was read from; None: it is the message's bytes already."""
 SchemaById = Callable[[int], Any]
 
 
@@ -107,7 +111,7 @@ class Bridge:
 
     def _deliver(self, messages: Sequence[Message]) -> bool:
         """Send them all; False if the bridge is to stop before that could be done."""
-        events: dict[str, list[Event]] = {}
+        events: dict[str, list[Read]] = {}
         for message in messages:
             if message.value() is None:  # a tombstone of a compacted topic
                 continue
@@ -122,17 +126,20 @@ class Bridge:
                     return False
         return True
 
-    def _post(self, role: str, events: Sequence[Event]) -> bool:
+    def _post(self, role: str, events: Sequence[Read]) -> bool:
         """Send; True once the log has them. Events that the gateway refuses are in its dead letters."""
         try:
-            receipt: Receipt = self._send[role](events)
+            receipt: Receipt = self._send[role]([event for event, _ in events])
         except EventsRefused as error:
             receipt = error.receipt
             self._tell(f"{role}: {error}")
-        except BadInput:
+        except BadInput as error:
             if len(events) == 1:
-                raise
-            half = len(events) // 2  # larger than the gateway takes in one request
+                message = events[0][1]
+                if message is None:  # no event is the reason: a token, an address
+                    raise
+                return self._post(role, [undecodable(message, error)])
+            half = len(events) // 2  # larger than the gateway takes in one request, or one of them is bad
             return self._post(role, events[:half]) and self._post(role, events[half:])
         self.counts.sent[role] = self.counts.sent.get(role, 0) + len(receipt.acks)
         self.counts.refused[role] = self.counts.refused.get(role, 0) + len(receipt.refused)
@@ -148,7 +155,7 @@ class Bridge:
                 if self._stop.wait(AWAY_PAUSE_S):
                     return None
 
-    def _decode(self, message: Message) -> Event:
+    def _decode(self, message: Message) -> Read:
         stream = self._streams[message.topic()]
         value = bytes(message.value())
         try:
@@ -156,12 +163,15 @@ class Bridge:
             if not isinstance(event, dict):
                 raise BadInput(f"expected an object, found {type(event).__name__}")
             found = cut_down(event, self._schemas[stream.role])
-            orjson.dumps(found)
         except (BadInput, ValueError, TypeError, KeyError, IndexError, EOFError) as error:
-            place = f"{message.topic()} {message.partition()}:{message.offset()}"
-            return {"undecodable": f"{place}: {error}", "bytes": value[:65_536].hex()}
-        cut: Event = found
-        return cut
+            return undecodable(message, error)
+        return found, message
+
+
+def undecodable(message: Message, error: Exception) -> Read:
+    """What is sent in the place of an event: where it lies, why it is none, and its first 64 KiB."""
+    place = f"{message.topic()} {message.partition()}:{message.offset()}"
+    return {"undecodable": f"{place}: {error}", "bytes": bytes(message.value())[:65_536].hex()}, None
 
 
 def cut_down(value: Any, type_: Type) -> Any:

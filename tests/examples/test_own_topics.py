@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,7 +21,7 @@ from freshet.apps.local import local
 from freshet.cli import cli
 from freshet.client import Ack, EventsRefused, Receipt
 from freshet.config.spec import load_spec
-from freshet.errors import BadInput, Unavailable
+from freshet.errors import BadInput, TooLarge, Unavailable
 from freshet.testing.conditions import wait_until
 from tests.fixtures.commands import status
 from tests.fixtures.example_scripts import EXAMPLES, example
@@ -129,10 +130,12 @@ def schema_of(schema_id: int) -> Any:
     return bridge.as_stored(json.loads((FOLDER / "results.avsc").read_text()))
 
 
-def bridged(topics: Mapping[tuple[str, int], Sequence[Sent]], door: Any) -> tuple[Scripted, list[str]]:
+def bridged(
+    topics: Mapping[tuple[str, int], Sequence[Sent]], door: Any, schemas: Callable[[int], Any] = schema_of
+) -> tuple[Scripted, list[str]]:
     stop, told = threading.Event(), list[str]()
     source = Scripted(topics, stop)
-    bridge.Bridge(SPEC, source, door, schema_of, stop, told.append).run()
+    bridge.Bridge(SPEC, source, door, schemas, stop, told.append).run()
     return source, told
 
 
@@ -200,6 +203,56 @@ def test_what_the_gateway_refuses_does_not_stop_the_topic() -> None:
 
     assert all(source.committed.values())
     assert told == ["served: no"]
+
+
+class Encoding(Door):
+    """A gateway behind the client, which refuses what JSON lacks; and behind a limit of bytes."""
+
+    limit = 200_000
+
+    def _take(self, role: str, events: Sequence[Any]) -> Receipt:
+        try:
+            body = json.dumps(events, allow_nan=False)
+        except ValueError as error:
+            raise BadInput(str(error)) from None
+        if len(body) > self.limit:
+            raise TooLarge("413")
+        return super()._take(role, events)
+
+
+@pytest.mark.parametrize(("rank", "sku"), [(math.nan, ""), (-math.inf, ""), (1.0, "x" * 200_000)])
+def test_one_event_that_cannot_be_sent_does_not_stop_the_topic(rank: float, sku: str) -> None:
+    text = (FOLDER / "results.avsc").read_text().replace('"rank", "type": "int"', '"rank", "type": "float"')
+    writer = fastavro.parse_schema(json.loads(text))
+    pages = [event for _, stream, event in shop.Shop().pages(3) if stream == "served"]
+    pages[1]["results"][0]["rank"] = rank
+    pages[1]["results"][0]["product"]["sku"] += sku
+    place = ("search.results", 3)
+    held = [Sent(place, n, n, shop.framed(page, writer)) for n, page in enumerate(pages)]
+    door = Encoding()
+
+    source, _ = bridged({place: held}, door, lambda schema_id: bridge.as_stored(writer))
+
+    assert source.committed == {place: 3}
+    first, refused, last = door.taken["served"]
+    assert [first["requestId"], last["requestId"]] == [pages[0]["requestId"], pages[2]["requestId"]]
+    assert refused["undecodable"].startswith("search.results 3:1: ")
+    assert held[1].content is not None
+    assert held[1].content[:65_536].hex() == refused["bytes"]
+
+
+def test_a_gateway_that_takes_nothing_ends_the_bridge() -> None:
+    class Closed(Door):
+        def _take(self, role: str, events: Sequence[Any]) -> Receipt:
+            raise BadInput("401: no valid token")
+
+    stop = threading.Event()
+    source = Scripted(topics_of_the_shop(20), stop)
+
+    with pytest.raises(BadInput, match="401"):
+        bridge.Bridge(SPEC, source, Closed(), schema_of, stop, lambda line: None).run()
+
+    assert source.committed == {}
 
 
 @pytest.mark.parametrize(

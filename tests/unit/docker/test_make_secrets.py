@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -260,3 +261,15 @@ def test_a_removed_token_is_replaced_and_no_longer_valid(tmp_path: Path) -> None
         ("token new", name, "done") for name in ("send", "rank", "operate", "client", "client")
     ]
     assert lines[-1].what["id"] == found.id
+
+
+def test_a_file_is_there_while_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = runpy.run_path(str(ROOT / "ops/docker/make-secrets"))["written"]
+    users, found = tmp_path / "redis.acl", list[str]()
+    users.write_text("former")
+    monkeypatch.setattr(os, "fsync", lambda file: found.append(users.read_text()))
+
+    written(users, "new")
+
+    assert found == ["former"]
+    assert (users.read_text(), users.stat().st_mode & 0o777) == ("new", 0o440)
