@@ -35,6 +35,8 @@ class Scripted:
     def __init__(self, world: dict[str, Any], *, every_s: float = 0.2) -> None:
         self.world, self.every_s = world, every_s
         self.refuse_api = False  # a console that is there and answers 503 to every question
+        self.answers = threading.Event()  # cleared: requests that change something get no answer yet
+        self.answers.set()
         self.asked: list[tuple[str, str, Any]] = []  # method, path, body of changes and tries
         self.states = 0  # sent so far, to all pages together
         self.queues: set[queue.SimpleQueue[tuple[int, str, Any]]] = set()
@@ -122,6 +124,7 @@ def _handler(console: Scripted) -> type[BaseHTTPRequestHandler]:
                 hint = "it stands in state/console.token"
                 self._json(403, {"error": {"message": "this is not the console's token", "hint": hint}})
             else:
+                console.answers.wait(60)
                 self._json(200, {"number": 1})
 
         def _events(self) -> None:

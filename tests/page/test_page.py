@@ -282,6 +282,47 @@ def test_promoting_asks_and_teaches_where_the_token_is(console: Console, opened:
     assert [a[1:] for a in server.asked] == [("/api/promote", {"number": 140})] * 2
 
 
+def test_a_change_that_is_sent_cannot_be_cancelled(console: Console, opened: Opened) -> None:
+    server = console(worlds.learning())
+    page = live(opened(f"{server.url}/#token={TOKEN}"))
+    dialog = page.get_by_role("dialog")
+    server.answers.clear()
+
+    page.get_by_role("button", name="Promote version 140").click()
+    dialog.get_by_role("button", name="Promote v140").click()
+
+    expect(dialog.get_by_role("button", name="Cancel")).to_be_disabled()
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_visible()
+    server.answers.set()
+    expect(dialog).to_be_hidden()
+    expect(page.locator("#versions-said")).to_have_text("Version 140 was promoted.")
+
+
+def test_a_late_answer_leaves_the_next_question_open(console: Console, opened: Opened) -> None:
+    server = console(worlds.learning())
+    page = live(opened(f"{server.url}/#token={TOKEN}"))
+    dialog, said = page.get_by_role("dialog"), page.locator("#versions-said")
+    server.answers.clear()
+
+    page.get_by_role("button", name="Promote version 140").click()
+    dialog.get_by_role("button", name="Promote v140").click()
+    wait_until("the change is sent", lambda: len(server.asked) == 1, within_s=20)
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")  # a browser closes a dialog at the second one, whatever its page does
+    expect(dialog).to_be_hidden()
+    page.get_by_role("button", name="Promote version 139").click()
+    server.answers.set()
+    expect(said).to_have_text("Version 140 was promoted.")
+    expect(dialog).to_contain_text("Serve version 139?")
+    dialog.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Promote version 138").click()
+    dialog.get_by_role("button", name="Promote v138").click()
+
+    expect(said).to_have_text("Version 138 was promoted.")
+    assert [body for _, _, body in server.asked] == [{"number": 140}, {"number": 138}]
+
+
 def test_the_pinned_version_can_be_unpinned(console: Console, opened: Opened) -> None:
     world = worlds.learning()
     world["state"]["versions"] |= {"aliases": {"stable": 141}, "pinned": True}  # a server still has 142

@@ -111,8 +111,8 @@ export class Versions {
   }
 
   async #move(move) {
-    if (await confirmed(move, text(record(this.app.state).token_file, 300)))
-      say(byId("versions-said"), move.done);
+    const said = await confirmed(move, text(record(this.app.state).token_file, 300));
+    if (said) say(byId("versions-said"), said);
   }
 }
 
