@@ -29,7 +29,8 @@ class Scripted:
     """Serves the page and a scripted state; can be stopped and started again on its port.
 
     `state`, `history` and `requests` are sent as they are (text is sent raw, so that a test can break it); a
-    state's `now_ms` is kept current if it has one. `publish` sends a record to every page that is connected.
+    state's `now_ms` is kept current if it has one, and a history has one, too. `publish` sends a record
+    to every page that is connected.
     """
 
     def __init__(self, world: dict[str, Any], *, every_s: float = 0.2) -> None:
@@ -109,7 +110,8 @@ def _handler(console: Scripted) -> type[BaseHTTPRequestHandler]:
             elif path == "/api/history":
                 query = parse_qs(urlsplit(self.path).query)
                 history = console.world["history"]
-                self._json(200, history(int(query["span_s"][0])) if callable(history) else history)
+                answer = history(int(query["span_s"][0])) if callable(history) else history
+                self._json(200, {**answer, "now_ms": int(time.time() * 1000)})
             elif path == "/api/requests":
                 self._json(200, console.world["requests"])
             else:

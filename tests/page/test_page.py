@@ -110,6 +110,22 @@ def test_a_lost_server_greys_the_page_and_is_found_again(console: Console, opene
     expect(page.locator("#say")).to_have_text("Connected.")
 
 
+def test_a_page_that_slept_draws_all_records(console: Console, opened: Opened) -> None:
+    world = worlds.learning()
+    past, server = world["history"], console(world)
+    page = live(opened(server.url, lost=True))
+    server.stop()
+    expect(page.locator("#lost")).to_be_visible()
+
+    page.evaluate("performance.now = (now => () => now() - 8 * 3600e3)(performance.now.bind(performance))")
+    held = {"time_ms": int(time.time() * 1000), "number": 977, "what": "held", "reason": "not finite"}
+    world["history"] = lambda span_s: past(span_s) | {"versions": [held]}
+    server.start()
+
+    wait_for_caption(page, "Click rate", "Version 977 was held")
+    wait_for_caption(page, "Click rate", "times random")
+
+
 def test_a_silent_server_is_queried_again_at_the_start(console: Console, opened: Opened) -> None:
     server = console(worlds.learning())
     server.refuse_api = True

@@ -246,6 +246,7 @@ PAST = record(
         "versions": array(MOVE),
     },
 )
+        "now_ms": TIME,
 RANKABLE = {
     "context": {**ANY, "description": "the served event's fields outside the candidates"},
     "candidates": array(ANY, "the items' fields"),

@@ -30,6 +30,12 @@ class App {
     this.clock = { server: Date.now(), here: performance.now() };
   }
 
+  /** Set the clock from what the server answered: ours may have stood still while the machine slept. */
+  setClock(answer) {
+    const now = num(answer.now_ms);
+    if (now !== null) this.clock = { server: now, here: performance.now() };
+  }
+
   now() {
     return this.clock.server + (performance.now() - this.clock.here);
   }
@@ -74,12 +80,12 @@ let drawn = 0;
 
 const feed = new Feed(300, {
   history: (answer) => {
+    app.setClock(answer);
     app.history.load(answer, app.now());
     due = true;
   },
   state: (state) => {
-    const now = num(state.now_ms);
-    if (now !== null) app.clock = { server: now, here: performance.now() };
+    app.setClock(state);
     app.state = state;
     draw();
   },
@@ -147,7 +153,9 @@ function redraw() {
 async function lookBack() {
   const input = byId("span").querySelector(`[value="${DAY_S}"]`);
   try {
-    const oldest = num(record(records((await getJson(`/api/history?span_s=${DAY_S}`)).vitals)[0]).time_ms);
+    const answer = await getJson(`/api/history?span_s=${DAY_S}`);
+    app.setClock(answer);
+    const oldest = num(record(records(answer.vitals)[0]).time_ms);
     input.disabled = oldest === null || app.now() - oldest < 3_600_000;
   } catch {
     input.disabled = input.disabled || !input.checked;
