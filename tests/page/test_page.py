@@ -29,6 +29,16 @@ INKED = """figure => {
   return data.reduce((sum, alpha, i) => sum + (i % 4 === 3 && alpha > 0 ? 1 : 0), 0);
 }"""
 
+TICKS = """() => {
+  window.ticks = [];
+  const draw = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+    if (this.canvas.closest("#learning")) window.ticks.push(text);
+    return draw.call(this, text, ...at);
+  };
+}"""
+"""Collects the texts that are drawn from now on in the chart of learning."""
+
 
 def live(page: Page) -> Page:
     """The page, once it is connected and has drawn."""
@@ -124,6 +134,32 @@ def test_a_page_that_slept_draws_all_records(console: Console, opened: Opened) -
 
     wait_for_caption(page, "Click rate", "Version 977 was held")
     wait_for_caption(page, "Click rate", "times random")
+
+
+def test_a_label_that_is_a_number_is_no_share(console: Console, opened: Opened) -> None:
+    page = live(opened(console(worlds.one_label(worlds.label("revenue", "number"), 20.26)).url))
+
+    wait_for_caption(page, "Mean revenue", "the mean revenue of what the model showed was 20.3")
+    tile = page.locator("#glance > div", has_text="mean revenue")
+    expect(tile).to_contain_text("20.3")
+    page.evaluate(TICKS)
+    page.get_by_role("button", name="Theme: system").click()  # draws anew
+    wait_until("the axis is drawn", lambda: "20" in page.evaluate("window.ticks"), within_s=20)
+    shown = [tile.inner_text(), page.locator("#learning").inner_text(), *page.evaluate("window.ticks")]
+    assert [text for text in shown if "%" in text] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "name"), [(None, "rate of purchase"), ("click", "rate of purchase of click")]
+)
+def test_a_rate_of_another_label_than_clicks_has_its_name(
+    console: Console, opened: Opened, given: str | None, name: str
+) -> None:
+    page = live(opened(console(worlds.one_label(worlds.label("purchase", given=given), 0.0123)).url))
+
+    wait_for_caption(page, name.capitalize(), f"the {name} of what the model showed was 1.2 %")
+    expect(page.locator("#glance dt").nth(3)).to_have_text(name)
+    expect(page.locator("#learning-sub")).to_have_text(f"{name}, of what was served")
 
 
 def test_a_silent_server_is_queried_again_at_the_start(console: Console, opened: Opened) -> None:

@@ -11,7 +11,7 @@ import { Learning } from "./learning.js";
 import { Letters, Segments, Services, Tables, Wires } from "./lists.js";
 import { Pipeline } from "./pipeline.js";
 import { Quality } from "./quality.js";
-import { list, num, record, records, text } from "./read.js";
+import { num, record, records, text } from "./read.js";
 import { takeToken } from "./token.js";
 import { Try } from "./try.js";
 import { Versions } from "./versions.js";
@@ -47,11 +47,26 @@ class App {
     return { from: Math.max(to - this.spanMs, oldest), to };
   }
 
-  /** The label that quality is shown of. */
+  /** All labels: [{name, number, given}]. */
+  labels() {
+    const labels = records(record(record(this.state).quality).labels, 50);
+    return labels.map((l) => ({
+      name: text(l.name, 100),
+      number: l.kind === "number",
+      given: text(l.given, 100),
+    }));
+  }
+
+  /** The label that is picked. */
+  picked() {
+    const labels = this.labels();
+    const name = byId("label").value;
+    return labels.find((l) => l.name === name) ?? labels[0] ?? { name: "", number: false, given: "" };
+  }
+
+  /** The name of the label that quality is shown of. */
   label() {
-    const labels = list(record(record(this.state).quality).labels, 50).map((l) => text(l, 100));
-    const picked = byId("label").value;
-    return labels.includes(picked) ? picked : (labels[0] ?? "");
+    return this.picked().name;
   }
 
   /** Measures since the beginning, of one kind and the chosen label. */
@@ -121,7 +136,7 @@ function draw() {
 }
 
 function labels() {
-  const names = list(record(app.state.quality).labels, 50).map((l) => text(l, 100));
+  const names = app.labels().map((l) => l.name);
   const pick = byId("label");
   show(byId("label-pick"), names.length > 1);
   if (pick.dataset.key === JSON.stringify(names)) return;
