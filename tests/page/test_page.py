@@ -162,6 +162,39 @@ def test_a_rate_of_another_label_than_clicks_has_its_name(
     expect(page.locator("#learning-sub")).to_have_text(f"{name}, of what was served")
 
 
+def test_the_worst_segments_of_each_label_are_listed(console: Console, opened: Opened) -> None:
+    world = worlds.learning()
+    one = world["state"]["segments"][0]
+    world["state"]["segments"] = [
+        {**one, "label": label, "text": f"{label} {i}", "change": i / 1e3, "low": i / 1e3, "high": i / 1e3}
+        for label in ("click", "purchase")
+        for i in range(210)
+    ]
+    page = live(opened(console(world).url))
+    rows = page.locator("#segments tbody tr")
+
+    for label in ("click", "purchase"):
+        page.locator("#label").select_option(label)
+        expect(rows).to_have_count(60)
+        expect(rows.first).to_contain_text(f"{label} 209")
+        expect(rows.last).to_contain_text(f"{label} 150")
+
+
+def test_quality_of_the_last_of_32_labels_is_drawn(console: Console, opened: Opened) -> None:
+    world = worlds.learning()
+    past, names = world["history"], [f"label-{i}" for i in range(32)]
+    world["state"]["quality"]["labels"] = [worlds.label(name) for name in names]
+    world["history"] = lambda span_s: (
+        (found := past(span_s))
+        | {"windows": [{**w, "label": name} for w in found["windows"][-8:] for name in names]}
+    )
+    page = live(opened(console(world).url))
+
+    page.locator("#label").select_option(names[-1])
+
+    wait_for_caption(page, "AUC", "AUC on random slates")
+
+
 def test_a_silent_server_is_queried_again_at_the_start(console: Console, opened: Opened) -> None:
     server = console(worlds.learning())
     server.refuse_api = True
