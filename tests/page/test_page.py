@@ -408,6 +408,33 @@ def test_a_late_answer_leaves_the_next_question_open(console: Console, opened: O
     assert [body for _, _, body in server.asked] == [{"number": 140}, {"number": 138}]
 
 
+def test_a_focused_button_keeps_the_focus_as_versions_come(console: Console, opened: Opened) -> None:
+    world = worlds.learning()
+    page = live(opened(console(world).url))
+    versions = world["state"]["versions"]
+    button = page.get_by_role("button", name="Promote version 140")
+
+    def newer(number: int, **more: object) -> None:
+        versions["list"] = [{**versions["list"][0], "number": number}, *versions["list"][:-1]]
+        versions.update(more)
+        expect(page.locator("#versions tbody tr").first).to_contain_text(f"v{number}")
+
+    button.focus()
+    focused = page.evaluate_handle("document.activeElement")
+    newer(144)
+    assert page.evaluate("node => node === document.activeElement", focused)
+    page.keyboard.press("Enter")
+    newer(145)
+    page.keyboard.press("Escape")
+    expect(button).to_be_focused()
+    page.keyboard.press("Enter")
+    newer(146, aliases={"stable": 140}, pinned=True)  # its button is another one now
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Unpin version 140")).to_be_focused()
+    newer(147, serving=140, pinned=False)  # it has no button now
+    expect(page.locator("td:focus")).to_have_text("serving")
+
+
 def test_the_pinned_version_can_be_unpinned(console: Console, opened: Opened) -> None:
     world = worlds.learning()
     world["state"]["versions"] |= {"aliases": {"stable": 141}, "pinned": True}  # a server still has 142
