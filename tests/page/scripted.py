@@ -29,12 +29,15 @@ class Scripted:
     """Serves the page and a scripted state; can be stopped and started again on its port.
 
     `state`, `history` and `requests` are sent as they are (text is sent raw, so that a test can break it); a
-    state's `now_ms` is kept current if it has one. `publish` sends a record to every page that is connected.
+    state's `now_ms` is kept current if it has one, and a history has one, too. `publish` sends a record
+    to every page that is connected.
     """
 
     def __init__(self, world: dict[str, Any], *, every_s: float = 0.2) -> None:
         self.world, self.every_s = world, every_s
         self.refuse_api = False  # a console that is there and answers 503 to every question
+        self.answers = threading.Event()  # cleared: requests that change something get no answer yet
+        self.answers.set()
         self.asked: list[tuple[str, str, Any]] = []  # method, path, body of changes and tries
         self.states = 0  # sent so far, to all pages together
         self.queues: set[queue.SimpleQueue[tuple[int, str, Any]]] = set()
@@ -107,7 +110,8 @@ def _handler(console: Scripted) -> type[BaseHTTPRequestHandler]:
             elif path == "/api/history":
                 query = parse_qs(urlsplit(self.path).query)
                 history = console.world["history"]
-                self._json(200, history(int(query["span_s"][0])) if callable(history) else history)
+                answer = history(int(query["span_s"][0])) if callable(history) else history
+                self._json(200, {**answer, "now_ms": int(time.time() * 1000)})
             elif path == "/api/requests":
                 self._json(200, console.world["requests"])
             else:
@@ -122,6 +126,7 @@ def _handler(console: Scripted) -> type[BaseHTTPRequestHandler]:
                 hint = "it stands in state/console.token"
                 self._json(403, {"error": {"message": "this is not the console's token", "hint": hint}})
             else:
+                console.answers.wait(60)
                 self._json(200, {"number": 1})
 
         def _events(self) -> None:

@@ -29,6 +29,16 @@ INKED = """figure => {
   return data.reduce((sum, alpha, i) => sum + (i % 4 === 3 && alpha > 0 ? 1 : 0), 0);
 }"""
 
+TICKS = """() => {
+  window.ticks = [];
+  const draw = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+    if (this.canvas.closest("#learning")) window.ticks.push(text);
+    return draw.call(this, text, ...at);
+  };
+}"""
+"""Collects the texts that are drawn from now on in the chart of learning."""
+
 
 def live(page: Page) -> Page:
     """The page, once it is connected and has drawn."""
@@ -108,6 +118,81 @@ def test_a_lost_server_greys_the_page_and_is_found_again(console: Console, opene
     expect(page.locator("#connection")).to_have_text("● live")
     expect(page.locator("#lost")).to_be_hidden()
     expect(page.locator("#say")).to_have_text("Connected.")
+
+
+def test_a_page_that_slept_draws_all_records(console: Console, opened: Opened) -> None:
+    world = worlds.learning()
+    past, server = world["history"], console(world)
+    page = live(opened(server.url, lost=True))
+    server.stop()
+    expect(page.locator("#lost")).to_be_visible()
+
+    page.evaluate("performance.now = (now => () => now() - 8 * 3600e3)(performance.now.bind(performance))")
+    held = {"time_ms": int(time.time() * 1000), "number": 977, "what": "held", "reason": "not finite"}
+    world["history"] = lambda span_s: past(span_s) | {"versions": [held]}
+    server.start()
+
+    wait_for_caption(page, "Click rate", "Version 977 was held")
+    wait_for_caption(page, "Click rate", "times random")
+
+
+def test_a_label_that_is_a_number_is_no_share(console: Console, opened: Opened) -> None:
+    page = live(opened(console(worlds.one_label(worlds.label("revenue", "number"), 20.26)).url))
+
+    wait_for_caption(page, "Mean revenue", "the mean revenue of what the model showed was 20.3")
+    tile = page.locator("#glance > div", has_text="mean revenue")
+    expect(tile).to_contain_text("20.3")
+    page.evaluate(TICKS)
+    page.get_by_role("button", name="Theme: system").click()  # draws anew
+    wait_until("the axis is drawn", lambda: "20" in page.evaluate("window.ticks"), within_s=20)
+    shown = [tile.inner_text(), page.locator("#learning").inner_text(), *page.evaluate("window.ticks")]
+    assert [text for text in shown if "%" in text] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "name"), [(None, "rate of purchase"), ("click", "rate of purchase of click")]
+)
+def test_a_rate_of_another_label_than_clicks_has_its_name(
+    console: Console, opened: Opened, given: str | None, name: str
+) -> None:
+    page = live(opened(console(worlds.one_label(worlds.label("purchase", given=given), 0.0123)).url))
+
+    wait_for_caption(page, name.capitalize(), f"the {name} of what the model showed was 1.2 %")
+    expect(page.locator("#glance dt").nth(3)).to_have_text(name)
+    expect(page.locator("#learning-sub")).to_have_text(f"{name}, of what was served")
+
+
+def test_the_worst_segments_of_each_label_are_listed(console: Console, opened: Opened) -> None:
+    world = worlds.learning()
+    one = world["state"]["segments"][0]
+    world["state"]["segments"] = [
+        {**one, "label": label, "text": f"{label} {i}", "change": i / 1e3, "low": i / 1e3, "high": i / 1e3}
+        for label in ("click", "purchase")
+        for i in range(210)
+    ]
+    page = live(opened(console(world).url))
+    rows = page.locator("#segments tbody tr")
+
+    for label in ("click", "purchase"):
+        page.locator("#label").select_option(label)
+        expect(rows).to_have_count(60)
+        expect(rows.first).to_contain_text(f"{label} 209")
+        expect(rows.last).to_contain_text(f"{label} 150")
+
+
+def test_quality_of_the_last_of_32_labels_is_drawn(console: Console, opened: Opened) -> None:
+    world = worlds.learning()
+    past, names = world["history"], [f"label-{i}" for i in range(32)]
+    world["state"]["quality"]["labels"] = [worlds.label(name) for name in names]
+    world["history"] = lambda span_s: (
+        (found := past(span_s))
+        | {"windows": [{**w, "label": name} for w in found["windows"][-8:] for name in names]}
+    )
+    page = live(opened(console(world).url))
+
+    page.locator("#label").select_option(names[-1])
+
+    wait_for_caption(page, "AUC", "AUC on random slates")
 
 
 def test_a_silent_server_is_queried_again_at_the_start(console: Console, opened: Opened) -> None:
@@ -280,6 +365,74 @@ def test_promoting_asks_and_teaches_where_the_token_is(console: Console, opened:
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
     assert [a[1:] for a in server.asked] == [("/api/promote", {"number": 140})] * 2
+
+
+def test_a_change_that_is_sent_cannot_be_cancelled(console: Console, opened: Opened) -> None:
+    server = console(worlds.learning())
+    page = live(opened(f"{server.url}/#token={TOKEN}"))
+    dialog = page.get_by_role("dialog")
+    server.answers.clear()
+
+    page.get_by_role("button", name="Promote version 140").click()
+    dialog.get_by_role("button", name="Promote v140").click()
+
+    expect(dialog.get_by_role("button", name="Cancel")).to_be_disabled()
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_visible()
+    server.answers.set()
+    expect(dialog).to_be_hidden()
+    expect(page.locator("#versions-said")).to_have_text("Version 140 was promoted.")
+
+
+def test_a_late_answer_leaves_the_next_question_open(console: Console, opened: Opened) -> None:
+    server = console(worlds.learning())
+    page = live(opened(f"{server.url}/#token={TOKEN}"))
+    dialog, said = page.get_by_role("dialog"), page.locator("#versions-said")
+    server.answers.clear()
+
+    page.get_by_role("button", name="Promote version 140").click()
+    dialog.get_by_role("button", name="Promote v140").click()
+    wait_until("the change is sent", lambda: len(server.asked) == 1, within_s=20)
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")  # a browser closes a dialog at the second one, whatever its page does
+    expect(dialog).to_be_hidden()
+    page.get_by_role("button", name="Promote version 139").click()
+    server.answers.set()
+    expect(said).to_have_text("Version 140 was promoted.")
+    expect(dialog).to_contain_text("Serve version 139?")
+    dialog.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Promote version 138").click()
+    dialog.get_by_role("button", name="Promote v138").click()
+
+    expect(said).to_have_text("Version 138 was promoted.")
+    assert [body for _, _, body in server.asked] == [{"number": 140}, {"number": 138}]
+
+
+def test_a_focused_button_keeps_the_focus_as_versions_come(console: Console, opened: Opened) -> None:
+    world = worlds.learning()
+    page = live(opened(console(world).url))
+    versions = world["state"]["versions"]
+    button = page.get_by_role("button", name="Promote version 140")
+
+    def newer(number: int, **more: object) -> None:
+        versions["list"] = [{**versions["list"][0], "number": number}, *versions["list"][:-1]]
+        versions.update(more)
+        expect(page.locator("#versions tbody tr").first).to_contain_text(f"v{number}")
+
+    button.focus()
+    focused = page.evaluate_handle("document.activeElement")
+    newer(144)
+    assert page.evaluate("node => node === document.activeElement", focused)
+    page.keyboard.press("Enter")
+    newer(145)
+    page.keyboard.press("Escape")
+    expect(button).to_be_focused()
+    page.keyboard.press("Enter")
+    newer(146, aliases={"stable": 140}, pinned=True)  # its button is another one now
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Unpin version 140")).to_be_focused()
+    newer(147, serving=140, pinned=False)  # it has no button now
+    expect(page.locator("td:focus")).to_have_text("serving")
 
 
 def test_the_pinned_version_can_be_unpinned(console: Console, opened: Opened) -> None:

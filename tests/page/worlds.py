@@ -129,7 +129,7 @@ def learning_state(now: int, drift: int) -> dict[str, Any]:
         "trace": {"at_ms": now - 2_000, "n": 20, "stages": stages()},
         "asking": {"scheme": "http", "token": False, "certificate": False},
         "quality": {
-            "labels": ["click", "purchase"],
+            "labels": [label("click"), label("purchase")],
             "totals": {of: {"click": m} for of, m in totals.items()},
             "open": [window(of, now + 6_000, start_ms=now - 14_000) for of in totals],
             "reliability": {"click": reliability()},
@@ -169,6 +169,27 @@ def learning_state(now: int, drift: int) -> dict[str, Any]:
         ],
         "simulator": {"rate": 1000, "seed": 7, "drifts": [{"time_ms": drift, "what": "half the users"}]},
     }
+
+
+def label(name: str, kind: str = "truth", given: str | None = None) -> dict[str, Any]:
+    """One label as the state names it."""
+    return {"name": name, "kind": kind, "given": given}
+
+
+def one_label(of: dict[str, Any], mean: float) -> dict[str, Any]:
+    """A loop of readers that are not simulated, with this one label and its mean."""
+    world = learning()
+    past = world["history"]
+
+    def renamed(w: dict[str, Any]) -> dict[str, Any]:
+        return {**w, "label": of["name"], "measures": {**w["measures"], "mean_label": mean}}
+
+    world["state"] |= {"simulator": None, "segments": []}
+    world["state"]["quality"] = {"labels": [of], "totals": {}, "open": [], "reliability": {}}
+    world["history"] = lambda span_s: (
+        (found := past(span_s)) | {"clicks": [], "windows": [renamed(w) for w in found["windows"]]}
+    )
+    return world
 
 
 def service(i: int, name: str) -> dict[str, Any]:
@@ -379,7 +400,7 @@ def ranking() -> dict[str, Any]:
 def empty() -> dict[str, Any]:
     """A system that has just started: everything is there, nothing has happened."""
     now = int(time.time() * 1000)
-    nothing: dict[str, Any] = {"labels": ["click"], "totals": {}, "open": [], "reliability": {}}
+    nothing: dict[str, Any] = {"labels": [label("click")], "totals": {}, "open": [], "reliability": {}}
     state = {
         **learning_state(now, now),
         "health": "starting",

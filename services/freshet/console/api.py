@@ -87,10 +87,18 @@ TRACE = record(
         "failed": nullable(FAILED, "the last that was given up, if it is among the newest"),
     },
 )
+LABEL = record(
+    "LabelSeen",
+    {
+        "name": text(),
+        "kind": words(("truth", "number"), "truth: it is true or false"),
+        "given": nullable(text(), "the label that must be true for this one to count"),
+    },
+)
 QUALITY = record(
     "Quality",
     {
-        "labels": array(text()),
+        "labels": array(LABEL),
         "totals": mapping(ANY, "training, served, …: by label the measures since the model began"),
         "open": array(ANY, "windows that are not closed yet, as records of `<model>.measures`"),
         "reliability": mapping(array(array(number())), "by label: [n, mean predicted, mean label]"),
@@ -238,6 +246,7 @@ MOVE = record(
 PAST = record(
     "History",
     {
+        "now_ms": TIME,
         "next": integer("offset of the measures from which on events follow"),
         "vitals": array(ANY),
         "windows": array(ANY),

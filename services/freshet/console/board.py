@@ -21,9 +21,12 @@ from freshet.console.instances import number
 
 
 def quality_of(spec: Spec, look: Look, history: History) -> dict[str, Any]:
-    """Return measures since the model began, open windows and reliability curves."""
+    """Return the labels, measures since the model began, open windows and reliability curves."""
     return {
-        "labels": [label.name for label in spec.labels],
+        "labels": [
+            {"name": x.name, "kind": "truth" if x.loss == "logloss" else "number", "given": x.given}
+            for x in spec.labels
+        ],
         "totals": look.figure("trainer", "measures") or {},
         "open": look.figure("trainer", "open") or [],
         "reliability": history.reliability.to_json(),

@@ -211,6 +211,7 @@ class History:
         """Return the answer of /api/history for the last `span_ms`."""
         windows = [w for series in self._windows.values() for w in series.last(span_ms, now_ms)]
         return {
+            "now_ms": now_ms,
             "next": self.next,
             "vitals": self._vitals.last(span_ms, now_ms),
             "windows": sorted(windows, key=lambda w: int(w["stop_ms"])),

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from freshet.console.board import links_of, wires_of
+from freshet.config.spec.parse import parse_spec
+from freshet.console.board import links_of, quality_of, wires_of
 from freshet.console.core import Edge, Look, Rates, edges_of, health_of, level_of
+from freshet.console.history import History
 from freshet.console.instances import Service
 
 
@@ -302,3 +304,25 @@ def test_a_missing_instance_degrades_the_system_and_is_named() -> None:
         "degraded",
         ["inference-1: nothing answers at h:2", "inference-0: a page is damaged"],
     )
+
+
+SHOP = parse_spec("""
+name = "shop"
+[events]
+served = { explode = "items", key = ["request", "items.id"], time = "at:ms" }
+action = { key = ["request", "item"], time = "at:ms" }
+[labels]
+order = { on = "action.kind == 'order'" }
+revenue = { on = "action.kind == 'order'", value = "sum(action.price)", given = "order" }
+[tables]
+small = { dim = 4 }
+[features]
+hour = { time = "hour", table = "small" }
+""")
+
+
+def test_labels_come_with_their_kind_and_condition() -> None:
+    assert quality_of(SHOP, look({}), History(1_000))["labels"] == [
+        {"name": "order", "kind": "truth", "given": None},
+        {"name": "revenue", "kind": "number", "given": "order"},
+    ]

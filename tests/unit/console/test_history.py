@@ -58,7 +58,7 @@ def test_records_come_back_with_their_offsets() -> None:
 
     found = history.to_json(HOUR, NOW)
 
-    assert found["next"] == 4
+    assert (found["next"], found["now_ms"]) == (4, NOW)
     assert [v["offset"] for v in found["vitals"]] == [0]
     assert [(w["offset"], w["measures"]["n"]) for w in found["windows"]] == [(1, 10.0)]
     assert found["clicks"][0]["model"] == {"impressions": 10, "clicks": 2}

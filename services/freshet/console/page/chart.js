@@ -34,12 +34,13 @@ export class TimeChart {
     );
     this.when = el("span", { class: "when", "aria-hidden": "true" }, "latest");
     this.plot = el("div", { class: "plot", "aria-hidden": "true" });
+    this.title = el("h3", {}, title);
     this.caption = el("figcaption", {}, empty);
     const legend = el("div", { class: "legend", "aria-hidden": "true" }, ...keys, ...signs);
     this.figure = el(
       "figure",
       {},
-      el("div", { class: "title" }, el("h3", {}, title), legend, this.when),
+      el("div", { class: "title" }, this.title, legend, this.when),
       this.plot,
       this.caption,
     );

@@ -52,11 +52,12 @@ export function onWidth(host, draw) {
  * Roles are spelt out, since a table of the look "cards" is laid out as a list of cards on a phone, and would lose them.
  *
  * columns: [{head, cell(row) -> text or node, class?, wide?}]; a node replaces the cell's content only if its `key(row)`
- * differs from the last one, so that a button keeps its focus.
+ * differs from the last one, so that a button keeps its focus. With `row` (row -> text) a row's line is that of the same
+ * text before; new lines are put between those that stay, which never move, since a line that moves loses the focus.
  */
 export class Table {
-  constructor(host, caption, columns, empty, look = null) {
-    this.columns = columns;
+  constructor(host, caption, columns, empty, look = null, row = (_, i) => String(i)) {
+    Object.assign(this, { columns, row });
     this.body = el("tbody", { role: "rowgroup" });
     const heads = columns.map((c) =>
       el("th", { scope: "col", role: "columnheader", class: c.class ?? null }, c.head),
@@ -80,12 +81,21 @@ export class Table {
   fill(rows) {
     show(this.scroll, rows.length > 0);
     show(this.empty, rows.length === 0);
-    while (this.body.rows.length > rows.length) this.body.deleteRow(-1);
-    if (this.body.rows.length !== rows.length) requestAnimationFrame(() => this.#reach());
+    const lines = this.body.rows;
+    if (lines.length !== rows.length) requestAnimationFrame(() => this.#reach());
+    const keys = rows.map(this.row);
+    const stay = new Set(keys);
+    for (const line of [...lines]) if (!stay.has(line.dataset.row)) line.remove();
     rows.forEach((row, i) => {
-      const line = this.body.rows[i] ?? this.body.appendChild(this.#blank());
-      this.columns.forEach((column, j) => this.#cell(line.cells[j], column, row));
+      if (lines[i]?.dataset.row !== keys[i]) this.body.insertBefore(this.#blank(keys[i]), lines[i] ?? null);
+      this.columns.forEach((column, j) => this.#cell(lines[i].cells[j], column, row));
     });
+    while (lines.length > rows.length) this.body.deleteRow(-1);
+  }
+
+  /** Focus the button of a row, if it has one. */
+  focus(key) {
+    [...this.body.rows].find((line) => line.dataset.row === key)?.querySelector("button")?.focus();
   }
 
   /** Who has only a keyboard scrolls what they can focus: only where there is something to scroll. */
@@ -95,14 +105,14 @@ export class Table {
     mark(scroll, "tabindex", more ? "0" : null);
   }
 
-  #blank() {
+  #blank(key) {
     const cells = this.columns.map((c, j) => {
       const shared = { class: c.class ?? null, "data-head": c.head };
       return j === 0
         ? el("th", { scope: "row", role: "rowheader", ...shared })
         : el("td", { role: "cell", ...shared });
     });
-    return el("tr", { role: "row" }, ...cells);
+    return el("tr", { role: "row", "data-row": key }, ...cells);
   }
 
   #cell(cell, column, row) {
@@ -111,6 +121,15 @@ export class Table {
     if (cell.dataset.key === key) return undefined;
     cell.dataset.key = key;
     const content = column.cell(row);
-    return cell.replaceChildren(...(Array.isArray(content) ? content : [content]));
+    const focused = cell.contains(document.activeElement);
+    cell.replaceChildren(...(Array.isArray(content) ? content : [content]));
+    if (focused) this.#focus(cell);
+    return undefined;
+  }
+
+  /** What had the focus is gone: the new button has it, or the cell itself. */
+  #focus(cell) {
+    cell.tabIndex = -1;
+    (cell.querySelector("button") ?? cell).focus();
   }
 }

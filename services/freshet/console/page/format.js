@@ -98,6 +98,12 @@ export function fixed(value, places = 3) {
   return Math.abs(value) >= 1e6 ? value.toExponential(2) : value.toFixed(places).replace("-", "−");
 }
 
+/** The mean of a label that is a number: 0.123, 5, 20.3, 1235. */
+export function amount(value) {
+  const size = Math.abs(value);
+  return size < 1e6 ? trimmed(fixed(value, size < 10 ? 3 : size < 1000 ? 1 : 0)) : fixed(value);
+}
+
 /** With its sign: +0.012, −0.004. */
 export function signed(value, places = 3) {
   if (value === null) return UNKNOWN;

@@ -1,8 +1,8 @@
 // The top of the page: what a person across the room wants to know.
 
 import { byId, el, mark, say, show } from "./dom.js";
-import { ago, count, duration, fixed, part, percent, times } from "./format.js";
-import { lastMinute } from "./learning.js";
+import { ago, count, duration, fixed, part, times } from "./format.js";
+import { figure, lastMinute } from "./learning.js";
 import { recent } from "./quality.js";
 import { list, num, record, records, text } from "./read.js";
 
@@ -23,8 +23,9 @@ export class Glance {
     ].map((name) => {
       const value = el("dd", { class: "value" }, "–");
       const detail = el("dd", { class: "detail" }, "\u00a0");
-      byId("glance").append(el("div", {}, el("dt", {}, name), value, detail));
-      return { value, detail };
+      const term = el("dt", {}, name);
+      byId("glance").append(el("div", {}, term, value, detail));
+      return { term, value, detail };
     });
     this.heard = ""; // what screen readers were told last
   }
@@ -89,6 +90,8 @@ export class Glance {
     const rate = (from, to) =>
       num(record(records(state.edges, 50).find((e) => e.from === from && e.to === to)).rate);
     const clicks = lastMinute(app);
+    const shown = figure(app);
+    say(this.tiles[3].term, shown.name);
     const label = app.label();
     const of =
       ["random", "served", "training"].find((kind) => app.history.of(kind, label).length) ?? "random";
@@ -104,10 +107,10 @@ export class Glance {
       [duration(num(state.freshness_ms)), "behind the newest event"],
       [count(rate("joiner", "trainer")), `${count(rate("client", "gateway"))} events/s come in`],
       clicks.model === null
-        ? ["–", "no clicks counted yet"]
+        ? ["–", shown.clicks ? "no clicks counted yet" : "no window has closed yet"]
         : [
-            percent(clicks.model),
-            clicks.random
+            shown.format(clicks.model),
+            clicks.random > 0
               ? `${times(clicks.model, clicks.random)} × random${clicks.best ? `, ${part(clicks.model, clicks.best)} of best` : ""}`
               : "no random slates",
           ],

@@ -3,6 +3,7 @@
 import { num, record, records, text } from "./read.js";
 
 export const MOST = 1500; // entries a series; the server thins to 720, so a new piece is asked for long before
+const MOST_WINDOWS = 4 * 32; // series of windows: 4 kinds of prediction, 32 labels as a spec allows
 const MARKS = 200; // drifts and versions that are kept
 const AHEAD_MS = 3_600_000; // a record that is dated further ahead than any clock would be is passed over
 
@@ -97,7 +98,7 @@ export class History {
     if (r.segment !== null && r.segment !== undefined) return;
     if (num(r.start_ms) === null || num(r.stop_ms) === null || r.stop_ms > this.latest) return;
     const key = `${text(r.of, 40)} ${text(r.label, 100)}`;
-    if (!this.windows.has(key) && this.windows.size >= 64) return;
+    if (!this.windows.has(key) && this.windows.size >= MOST_WINDOWS) return;
     const windows = this.windows.get(key) ?? this.windows.set(key, []).get(key);
     const { start_ms, stop_ms, of, label, measures } = r; // the reliability of old windows is not drawn: not kept
     this.#insert(windows, { start_ms, stop_ms, of, label, measures: record(measures) }, (x) => x.stop_ms);

@@ -1,8 +1,9 @@
-// Learning: the click rate of the model's slates beside random ones and the best possible, with what disturbed it.
+// Learning: the click rate, or another label's mean, of the model's slates beside random ones and the best possible,
+// with what disturbed it.
 
-import { fromZero, TimeChart } from "./chart.js";
+import { around, fromZero, TimeChart } from "./chart.js";
 import { byId, say } from "./dom.js";
-import { ago, part, percent, times } from "./format.js";
+import { ago, amount, part, percent, times } from "./format.js";
 import { lastOf, num, record, text } from "./read.js";
 import { beside, columns, share, shares } from "./series.js";
 
@@ -10,9 +11,19 @@ const MINUTE_MS = 60_000;
 const MODEL = { name: "model", colour: "--accent", width: 2 };
 const RANDOM = { name: "random", colour: "--ink-2", dash: [6, 4], look: "dashed" };
 const BEST = { name: "best possible", colour: "--muted", dash: [2, 3], look: "dotted" };
-const EMPTY =
-  "The click rate appears here once the first window has closed and its clicks are in: about 20 seconds after events begin to flow. " +
+const EMPTY = (name) =>
+  `The ${name} appears here once the first window has closed and its actions are in: about 20 seconds after events begin to flow. ` +
   "Send events to the gateway, or start the simulator with freshet demo.";
+
+/** What is shown: clicks, the rate of a label that is true or false, or the mean of one that is a number. */
+export function figure(app) {
+  const { name, number, given } = app.picked();
+  const clicks = app.history.clicks.length > 0 || name === "" || (name === "click" && !number && !given);
+  if (clicks) return { clicks, name: "click rate", format: percent, range: fromZero(0.01) };
+  const of = given ? `${name} of ${given}` : name;
+  if (number) return { clicks, name: `mean ${of}`, format: amount, range: around(1e-3, 0) };
+  return { clicks, name: `rate of ${of}`, format: percent, range: fromZero(0.01) };
+}
 
 /** Windows of shown items as {stop_ms, model, random, best: [clicks, shown]}: from the simulator, else from serving's log. */
 function slates(app) {
@@ -69,20 +80,22 @@ export class Learning {
       range: fromZero(0.01),
       height: 384,
       marks,
-      empty: EMPTY,
+      empty: EMPTY("click rate"),
     });
   }
 
   draw(app) {
-    const simulated = app.history.clicks.length > 0;
+    const { name, format, range } = figure(app);
+    Object.assign(this.chart, { format, range });
+    say(this.chart.title, name[0].toUpperCase() + name.slice(1));
     const binMs = Math.max(10_000, app.spanMs / 120);
     const bins = shares(slates(app), binMs, ({ model, random, best }) => ({ model, random, best }));
     const read = ["model", "random", "best"].map((name) => (b) => share(b.sums[name]));
     say(
       byId("learning-sub"),
-      simulated
+      app.history.clicks.length > 0
         ? "share of shown items that were clicked, by the simulator's count"
-        : `mean ${app.label() || "label"} of what was served`,
+        : `${name}, of what was served`,
     );
     this.chart.draw(
       columns(bins, (b) => b.stop_ms, read),
@@ -104,14 +117,19 @@ export function marksOf(app) {
 
 function caption(app) {
   const { model, random, best } = lastMinute(app);
-  if (model === null && random === null) return EMPTY;
+  const { clicks, name, format } = figure(app);
+  if (model === null && random === null) return EMPTY(name);
   const said = [
-    `Over the last minute that is complete, ${percent(model)} of what the model showed was clicked`,
+    "Over the last minute that is complete",
+    clicks
+      ? `${format(model)} of what the model showed was clicked`
+      : `the ${name} of what the model showed was ${format(model)}`,
   ];
-  if (random !== null) said.push(`${percent(random)} of random slates`);
-  if (best !== null) said.push(`${percent(best)} would be possible`);
+  if (random !== null)
+    said.push(clicks ? `${format(random)} of random slates` : `that of random slates ${format(random)}`);
+  if (best !== null) said.push(`${format(best)} would be possible`);
   let words = `${said.join(", ")}.`;
-  if (model !== null && random)
+  if (model !== null && random > 0)
     words += ` That is ${times(model, random)} times random${best ? ` and ${part(model, best)} of the best possible` : ""}.`;
   const drift = lastOf(app.history.drifts);
   if (drift)

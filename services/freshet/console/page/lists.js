@@ -17,6 +17,7 @@ import {
 import { num, record, records, text } from "./read.js";
 
 const DOTS = 150; // width of a segment's whisker, in px
+const MOST_SEGMENTS = 4000; // of all labels together: as many as the server keeps
 
 /** A dot with its whiskers on a common scale, zero in the middle; green is better, red is worse, grey is unclear. */
 function whisker({ change, low, high, most }) {
@@ -70,17 +71,17 @@ export class Segments {
   update(state) {
     const label = this.app.label();
     say(byId("segments-sub"), label ? `change in NE of ${label}, 95 % interval` : "");
-    const rows = records(state.segments, 200)
-      .filter((s) => s.label === label)
-      .slice(0, 60)
+    const known = records(state.segments, MOST_SEGMENTS)
+      .filter((s) => s.label === label && num(s.change) !== null)
       .map((s) => ({
         name: `${text(s.segment, 40)} = ${text(s.text, 60) || text(s.value, 60) || UNKNOWN}`,
         n: num(s.n),
         change: num(s.change),
         low: num(s.low),
         high: num(s.high),
-      }));
-    const known = rows.filter((r) => r.change !== null);
+      }))
+      .sort((a, b) => (b.low ?? b.change) - (a.low ?? a.change)) // what is surely worse comes first
+      .slice(0, 60);
     const reaches = known
       .map((r) => Math.max(...[r.change, r.low ?? 0, r.high ?? 0].map(Math.abs)))
       .sort((a, b) => a - b);

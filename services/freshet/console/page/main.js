@@ -11,7 +11,7 @@ import { Learning } from "./learning.js";
 import { Letters, Segments, Services, Tables, Wires } from "./lists.js";
 import { Pipeline } from "./pipeline.js";
 import { Quality } from "./quality.js";
-import { list, num, record, records, text } from "./read.js";
+import { num, record, records, text } from "./read.js";
 import { takeToken } from "./token.js";
 import { Try } from "./try.js";
 import { Versions } from "./versions.js";
@@ -30,6 +30,12 @@ class App {
     this.clock = { server: Date.now(), here: performance.now() };
   }
 
+  /** Set the clock from what the server answered: ours may have stood still while the machine slept. */
+  setClock(answer) {
+    const now = num(answer.now_ms);
+    if (now !== null) this.clock = { server: now, here: performance.now() };
+  }
+
   now() {
     return this.clock.server + (performance.now() - this.clock.here);
   }
@@ -41,11 +47,26 @@ class App {
     return { from: Math.max(to - this.spanMs, oldest), to };
   }
 
-  /** The label that quality is shown of. */
+  /** All labels: [{name, number, given}]. */
+  labels() {
+    const labels = records(record(record(this.state).quality).labels, 50);
+    return labels.map((l) => ({
+      name: text(l.name, 100),
+      number: l.kind === "number",
+      given: text(l.given, 100),
+    }));
+  }
+
+  /** The label that is picked. */
+  picked() {
+    const labels = this.labels();
+    const name = byId("label").value;
+    return labels.find((l) => l.name === name) ?? labels[0] ?? { name: "", number: false, given: "" };
+  }
+
+  /** The name of the label that quality is shown of. */
   label() {
-    const labels = list(record(record(this.state).quality).labels, 50).map((l) => text(l, 100));
-    const picked = byId("label").value;
-    return labels.includes(picked) ? picked : (labels[0] ?? "");
+    return this.picked().name;
   }
 
   /** Measures since the beginning, of one kind and the chosen label. */
@@ -74,12 +95,12 @@ let drawn = 0;
 
 const feed = new Feed(300, {
   history: (answer) => {
+    app.setClock(answer);
     app.history.load(answer, app.now());
     due = true;
   },
   state: (state) => {
-    const now = num(state.now_ms);
-    if (now !== null) app.clock = { server: now, here: performance.now() };
+    app.setClock(state);
     app.state = state;
     draw();
   },
@@ -115,7 +136,7 @@ function draw() {
 }
 
 function labels() {
-  const names = list(record(app.state.quality).labels, 50).map((l) => text(l, 100));
+  const names = app.labels().map((l) => l.name);
   const pick = byId("label");
   show(byId("label-pick"), names.length > 1);
   if (pick.dataset.key === JSON.stringify(names)) return;
@@ -147,7 +168,9 @@ function redraw() {
 async function lookBack() {
   const input = byId("span").querySelector(`[value="${DAY_S}"]`);
   try {
-    const oldest = num(record(records((await getJson(`/api/history?span_s=${DAY_S}`)).vitals)[0]).time_ms);
+    const answer = await getJson(`/api/history?span_s=${DAY_S}`);
+    app.setClock(answer);
+    const oldest = num(record(records(answer.vitals)[0]).time_ms);
     input.disabled = oldest === null || app.now() - oldest < 3_600_000;
   } catch {
     input.disabled = input.disabled || !input.checked;

@@ -45,10 +45,27 @@ export function authorization() {
   return given ? { authorization: `Bearer ${given}` } : {};
 }
 
-/** Ask; on yes, POST `body` to `path` with the token. Resolves to whether it was done; what went wrong is shown and may be tried again. */
-export function confirmed({ title, what, yes, path, body }, file) {
+let question = null; // AbortController of the last one: its abort ends it
+
+/**
+ * Ask; on yes, POST `body` to `path` with the token. Resolves to what is to be said of it: `done`, or "" if it was
+ * cancelled. What went wrong is shown and may be tried again.
+ *
+ * What is sent cannot be cancelled. A browser may close the dialog all the same; the answer then is what resolves.
+ */
+export function confirmed({ title, what, yes, path, body, done }, file) {
   const dialog = byId("ask");
   const input = byId("token");
+  question?.abort();
+  question = new AbortController();
+  const { signal } = question;
+  const end = question.abort.bind(question);
+  let sent = false;
+  const sends = (now) => {
+    sent = now;
+    if (!signal.aborted) for (const id of ["ask-yes", "ask-no"]) byId(id).disabled = now;
+  };
+  sends(false);
   say(byId("ask-title"), title);
   say(byId("ask-what"), what);
   say(byId("ask-yes"), yes);
@@ -58,16 +75,10 @@ export function confirmed({ title, what, yes, path, body }, file) {
   show(byId("ask-token"), !token());
   dialog.showModal();
   return new Promise((resolve) => {
-    const over = new AbortController();
-    const close = (done) => {
-      over.abort();
-      dialog.close();
-      resolve(done);
-    };
     const go = async () => {
       const given = input.value.trim() || token();
       if (!given) return void say(byId("ask-wrong"), "The token is missing.");
-      byId("ask-yes").disabled = true;
+      sends(true);
       try {
         await getJson(path, {
           method: "POST",
@@ -75,17 +86,24 @@ export function confirmed({ title, what, yes, path, body }, file) {
           body: JSON.stringify(body),
         });
         keep(given);
-        close(true);
+        resolve(done);
+        end();
       } catch (error) {
-        say(byId("ask-wrong"), `Nothing was changed: ${error.message}`);
+        const wrong = `Nothing was changed: ${error.message}`;
+        if (signal.aborted) return void resolve(`${title} ${wrong}`);
+        say(byId("ask-wrong"), wrong);
         show(byId("ask-token"), true);
       } finally {
-        byId("ask-yes").disabled = false;
+        sends(false);
       }
     };
-    const { signal } = over;
+    signal.addEventListener("abort", () => {
+      dialog.close();
+      if (!sent) resolve("");
+    });
     byId("ask-form").addEventListener("submit", (event) => (event.preventDefault(), go()), { signal });
-    byId("ask-no").addEventListener("click", () => close(false), { signal });
-    dialog.addEventListener("cancel", (event) => (event.preventDefault(), close(false)), { signal });
+    byId("ask-no").addEventListener("click", end, { signal });
+    dialog.addEventListener("cancel", (event) => sent && event.preventDefault(), { signal });
+    dialog.addEventListener("close", () => dialog.open || end(), { signal });
   });
 }

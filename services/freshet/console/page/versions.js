@@ -42,6 +42,7 @@ export class Versions {
       ],
       "Versions appear here every few seconds once the trainer has learned from its first samples; a gate then promotes each one or says why it holds it.",
       "cards",
+      (v) => text(v.number),
     );
     byId("rollback").addEventListener("click", () => this.#rollback());
   }
@@ -111,8 +112,10 @@ export class Versions {
   }
 
   async #move(move) {
-    if (await confirmed(move, text(record(this.app.state).token_file, 300)))
-      say(byId("versions-said"), move.done);
+    const said = await confirmed(move, text(record(this.app.state).token_file, 300));
+    if (said) say(byId("versions-said"), said);
+    const at = document.activeElement; // the button, unless it was replaced meanwhile
+    if (at === document.body || byId("ask").contains(at)) this.table.focus(text(move.body.number));
   }
 }
 
