@@ -84,7 +84,7 @@ class Heads:
     def standards(self) -> tuple[F64, F64]:
         """Return (D,) means and (D,) 1 / deviation, which is 0 for a column with fewer than two values."""
         count, mean, squares = self.dense.T
-        deviation = np.sqrt(squares / np.maximum(count, 1) + VARIANCE_FLOOR)
+        deviation = np.sqrt(np.maximum(squares, 0) / np.maximum(count, 1) + VARIANCE_FLOOR)
         return np.ascontiguousarray(mean), np.where(count > 1, 1 / deviation, 0.0)
 
     def count(self, labels: Labels) -> F64:
@@ -134,7 +134,8 @@ class Heads:
         for column, (n, total, squares) in zip(self.dense, sums.dense, strict=True):
             if n > 0:  # Chan et al. 1979
                 away, all_n = total / n, column[0] + n
-                column[2] += squares - total * away + away * away * column[0] * n / all_n
+                more = squares - total * away + away * away * column[0] * n / all_n
+                column[2] = max(column[2] + more, 0.0)  # equal numbers: rounding errors only, below 0 too
                 column[1] += away * n / all_n
                 column[0] = all_n
 

@@ -118,7 +118,7 @@ void HedgeModel::refresh_heads() {
   for (size_t d = 0; d < D; ++d) {
     const double* seen = &state.dense[3 * d];
     dense_mean_[d] = seen[1];
-    if (seen[0] > 1.0) dense_scale_[d] = 1.0 / std::sqrt(seen[2] / seen[0] + kVarianceFloor);
+    if (seen[0] > 1.0) dense_scale_[d] = 1.0 / std::sqrt(std::max(seen[2], 0.0) / seen[0] + kVarianceFloor);
   }
 }
 
@@ -194,7 +194,8 @@ void HedgeModel::begin_step(const std::vector<HedgeLane*>& lanes) {
       const double* more = all.dense(static_cast<int>(d));
       if (more[0] <= 0.0) continue;
       const double away = more[1] / more[0], total = seen[0] + more[0];
-      seen[2] += more[2] - more[1] * away + away * away * seen[0] * more[0] / total;
+      const double squares = more[2] - more[1] * away + away * away * seen[0] * more[0] / total;
+      seen[2] = std::max(seen[2] + squares, 0.0);  // equal numbers have rounding errors only, below 0 too
       seen[1] += away * more[0] / total;
       seen[0] = total;
     }
