@@ -215,6 +215,14 @@ TRAINER_METRICS = (
         absent=0,
     ),
     Metric(
+        "freshet_trainer_not_finite",
+        "counter",
+        "samples or steps",
+        "What this process did not learn from, because a loss, a gradient or its square was not finite: "
+        "samples; or steps (dense ones), which left the dense weights as they were.",
+        ("of",),
+    ),
+    Metric(
         "freshet_trainer_quality",
         "gauge",
         "figure",

@@ -29,7 +29,7 @@ from freshet.embedder.core import lanes_for
 from freshet.errors import Corrupt
 from freshet.http.admin import Admin
 from freshet.log.topics import ModelContext
-from freshet.model import FreezesVariance, build_model
+from freshet.model import FreezesVariance, LeavesOut, build_model
 from freshet.observability.metrics import CachedGauge, register
 from freshet.process.lifecycle import CLOSE_S, LAST_S, Cleanup, Drain, interruptible_start
 from freshet.process.telemetry import service_registry
@@ -201,12 +201,14 @@ class TrainerProcess:
     def status(self) -> Mapping[str, Any]:
         """Return figures for `freshet status` and metrics."""
         progress, quality, source = self.trainer.progress, self.quality.now(), self.source.status()
+        model = self.state.model
         return {
             "samples": progress.samples,
             "steps": progress.steps,
             "event_time_ms": progress.event_time_ms,
             "version": progress.version,
             "outliers": self.quality.outliers,
+            **({"not_finite": dict(model.not_finite)} if isinstance(model, LeavesOut) else {}),
             "versions_failed": progress.versions_failed,
             "version_error": progress.version_error,
             "applied": dict(self.ledger.applied),

@@ -37,6 +37,7 @@ __all__ = [
     "GroupInputs",
     "Labels",
     "Lane",
+    "LeavesOut",
     "MergeRule",
     "MergesState",
     "ModelInputs",
@@ -210,6 +211,18 @@ class SplitStep(Protocol):
         """Return the dense steps of the next batch, of `rows` samples, if it is stepped within (`StepsRows`).
 
         At least 1 if the batch has a sample.
+        """
+
+
+@runtime_checkable
+class LeavesOut(Protocol):
+    """A `DenseModel` that leaves out what would make its weights infinite, and counts it."""
+
+    @property
+    def not_finite(self) -> Mapping[str, int]:
+        """What was left out since construction, where a loss, a gradient or its square was not finite.
+
+        `samples`, which taught nothing; `steps`, which left the dense weights and their moments as they were.
         """
 
 

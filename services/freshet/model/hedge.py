@@ -7,7 +7,7 @@ Letters: B samples, L labels, K experts, N words.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -157,6 +157,12 @@ class HedgeDense:
     @variance_steps.setter
     def variance_steps(self, steps: int) -> None:
         self.native.variance_steps = steps
+
+    @property
+    def not_finite(self) -> Mapping[str, int]:
+        """What was left out because it was not finite; see `LeavesOut`."""
+        samples, steps = self.native.not_finite
+        return {"samples": samples, "steps": steps}
 
     def moments(self) -> tuple[F32, F32]:
         """Return views of the MLP's (d,) moments, with padding; see `FreezesVariance`."""

@@ -84,7 +84,7 @@ class Heads:
     def standards(self) -> tuple[F64, F64]:
         """Return (D,) means and (D,) 1 / deviation, which is 0 for a column with fewer than two values."""
         count, mean, squares = self.dense.T
-        deviation = np.sqrt(squares / np.maximum(count, 1) + VARIANCE_FLOOR)
+        deviation = np.sqrt(np.maximum(squares, 0) / np.maximum(count, 1) + VARIANCE_FLOOR)
         return np.ascontiguousarray(mean), np.where(count > 1, 1 / deviation, 0.0)
 
     def count(self, labels: Labels) -> F64:
@@ -134,7 +134,8 @@ class Heads:
         for column, (n, total, squares) in zip(self.dense, sums.dense, strict=True):
             if n > 0:  # Chan et al. 1979
                 away, all_n = total / n, column[0] + n
-                column[2] += squares - total * away + away * away * column[0] * n / all_n
+                more = squares - total * away + away * away * column[0] * n / all_n
+                column[2] = max(column[2] + more, 0.0)  # equal numbers: rounding errors only, below 0 too
                 column[1] += away * n / all_n
                 column[0] = all_n
 
@@ -192,6 +193,7 @@ class TorchDense:
         self.trust = TrustRatios(self.tensor_ends) if lamb else None  # see `StepsLamb`
         self._steps = self.variance_steps = 0
         self._freeze_next = False  # the next step leaves the second moment as it is
+        self.not_finite = {"samples": 0, "steps": 0}
         self._threads = threading.local()
 
     def lane(self) -> TorchLane:
@@ -206,13 +208,18 @@ class TorchDense:
             for other in others:
                 first.merge(other)
             rows = first.sums.rows
+            self.not_finite["samples"] += first.not_finite
             if rows > 0:
                 self._steps += 1
-                self.variance_steps += not frozen
                 self.heads.step(first.sums)
                 # Divide by at least `batch_rows`, so that a step of few rows is small: with the mean of its
                 # own rows, a single early click would weigh as much as a batch of hundreds of negatives.
-                self._step_weights(first.summed() / self.gradient_rows(first), frozen=frozen)
+                gradient = first.summed() / self.gradient_rows(first)
+                if bool(torch.isfinite(gradient * gradient).all()):
+                    self.variance_steps += not frozen
+                    self._step_weights(gradient, frozen=frozen)
+                else:  # the second moment would stay infinite, or the weights become NaN
+                    self.not_finite["steps"] += 1
             first.clear()
             self.placement.fetch({})  # wait, as the lanes' streams are not ordered after this one
 
@@ -355,6 +362,7 @@ class TorchLane:
         self.native = _native.InputLane(model.plan.native)
         self.sums = Sums(model.labels, len(model.heads.standard))
         self._reduced: F32 | None = None  # copy of the gradient for an all-reduce, until the step
+        self.not_finite = 0  # samples that taught nothing since the last step
         with self.placement.running():
             self.gradient = torch.zeros_like(model.flat)
             self.placement.fetch({})
@@ -389,15 +397,16 @@ class TorchLane:
         seen = model.heads.count(labels)
         with self.placement.running():
             vectors, linear, logits = self._forward(inputs, learning=True)
-            z, losses = self._losses(logits, labels, seen)
+            z, losses, of_z, wild = self._losses(logits, labels, seen)
             parameters = list(model.network.parameters()) if dense_weight else []
-            of_z, of_vectors, of_linear, *dense = _gradients(losses.sum(), [z, vectors, linear, *parameters])
+            of_vectors, of_linear, *dense = _gradients(z, of_z, [vectors, linear, *parameters])
             if dense:
                 self.gradient += torch.cat([g.reshape(-1) for g in dense])
             found = self.placement.fetch(
                 {
                     "logits": logits.float(),
                     "losses": losses,
+                    "wild": wild,
                     "of_z": of_z,
                     "of_vectors": of_vectors,
                     "of_linear": of_linear,
@@ -409,6 +418,7 @@ class TorchLane:
             seen[:, 0].copy(),
             np.bincount(labels.index, found["losses"], model.labels)[:, None].astype(np.float64),
         )
+        self.not_finite += int(found["wild"].sum())
         if dense_weight:
             self.sums.label += seen
             self.sums.gradient += np.bincount(labels.index, found["of_z"], model.labels)
@@ -432,6 +442,7 @@ class TorchLane:
         if not isinstance(other, TorchLane):
             raise TypeError("lanes of different models cannot be merged")
         self.sums.all += other.sums.all
+        self.not_finite += other.not_finite
         with self.placement.running():
             self.gradient += other.gradient
             other.clear()
@@ -440,6 +451,7 @@ class TorchLane:
     def clear(self) -> None:
         """Zero the sums."""
         self.sums.all[:] = 0.0
+        self.not_finite = 0
         self.gradient.zero_()
         self._reduced = None
 
@@ -485,12 +497,19 @@ class TorchLane:
         bf16 = self.model.precision == "bf16"
         return torch.autocast(self.placement.device.type, torch.bfloat16, enabled=bf16)
 
-    def _losses(self, logits: torch.Tensor, labels: Labels, seen: F64) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the (B,) logits of the samples' labels, with bias, and their (B,) losses by label kind."""
+    def _losses(
+        self, logits: torch.Tensor, labels: Labels, seen: F64
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return, each (B,): logits of the samples' labels, with bias; losses by label kind; their gradients.
+
+        Last, 1 where a loss or a squared gradient was not finite: such a sample has none, and teaches
+        nothing.
+        """
         send, heads = self.placement.send, self.model.heads
         bias, scale, teaches = (a.astype(np.float32)[labels.index] for a in heads.learning(seen))
         own = send("own", labels.index.astype(np.int64))
-        z = logits.float().gather(1, own[:, None])[:, 0] + send("bias", bias)
+        logit = logits.float().gather(1, own[:, None])[:, 0] + send("bias", bias)
+        z = logit.detach().requires_grad_()
         y = send("y", labels.value)
         kinds = np.array([label.loss for label in self.model.spec.labels])[labels.index]
         losses = functional.binary_cross_entropy_with_logits(z, y.clamp(0, 1), reduction="none")
@@ -498,8 +517,15 @@ class TorchLane:
             scaled = y / send("scale", scale)
             huber = functional.huber_loss(z, scaled, reduction="none")
             losses = torch.where(send("huber", kinds == "huber"), huber, losses)
-            losses = torch.where(send("mse", kinds == "mse"), 0.5 * (z - scaled) ** 2, losses)
-        return z, losses * send("weight", labels.weight * teaches)
+            squared = send("mse", kinds == "mse")
+            residual = torch.where(squared, z - scaled, 0.0)  # of others, a square might not be finite
+            losses = torch.where(squared, 0.5 * residual**2, losses)
+        losses = losses * send("weight", labels.weight * teaches)
+        (gradient,) = torch.autograd.grad(losses.sum(), [z])
+        losses = losses.detach()
+        wild = ~(torch.isfinite(losses) & torch.isfinite(gradient * gradient))
+        losses, gradient = losses.masked_fill(wild, 0), gradient.masked_fill(wild, 0)
+        return logit, losses, gradient, wild * send("teaches", teaches)
 
     def _row_gradients(self, inputs: ModelInputs, vectors: F32, linear: F32) -> list[F32]:
         gradients = [np.empty_like(group.rows) for group in inputs.groups]
@@ -509,9 +535,10 @@ class TorchLane:
         return gradients
 
 
-def _gradients(loss: torch.Tensor, wanted: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the gradients of the loss; zeros for tensors that it does not depend on."""
-    grads = torch.autograd.grad(loss, wanted, allow_unused=True)
+def _gradients(of: torch.Tensor, gradient: torch.Tensor, wanted: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the gradients of a loss with this gradient at `of`; zeros for tensors that it does not depend
+    on."""
+    grads = torch.autograd.grad(of, wanted, gradient, allow_unused=True)
     return [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, grads, strict=True)]
 
 

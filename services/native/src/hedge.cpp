@@ -40,6 +40,12 @@ void check_plan(const HedgePlan& plan) {
   }
 }
 
+std::vector<float*> gradients_of(const std::vector<HedgeLane*>& lanes) {
+  std::vector<float*> gradients;
+  for (HedgeLane* lane : lanes) gradients.push_back(lane->mlp.gradients.data());
+  return gradients;
+}
+
 Mode mode_of(bool bf16, const Kernels& kernels) {
   return !bf16 ? Mode::kFloat : kernels.bf16 ? Mode::kBf16 : Mode::kRounded;
 }
@@ -118,7 +124,7 @@ void HedgeModel::refresh_heads() {
   for (size_t d = 0; d < D; ++d) {
     const double* seen = &state.dense[3 * d];
     dense_mean_[d] = seen[1];
-    if (seen[0] > 1.0) dense_scale_[d] = 1.0 / std::sqrt(seen[2] / seen[0] + kVarianceFloor);
+    if (seen[0] > 1.0) dense_scale_[d] = 1.0 / std::sqrt(std::max(seen[2], 0.0) / seen[0] + kVarianceFloor);
   }
 }
 
@@ -183,18 +189,26 @@ void HedgeModel::begin_step(const std::vector<HedgeLane*>& lanes) {
   HedgeSums& all = lanes.front()->sums;
   for (size_t i = 1; i < lanes.size(); ++i)
     for (size_t j = 0; j < all.all.size(); ++j) all.all[j] += lanes[i]->sums.all[j];
-  rows_ = all.rows();
+  const double rows = all.rows();
   frozen_ = std::exchange(freeze_next_, false);
-  if (rows_ > 0.0) {
+  // A step of few rows is a small one. Were each a mean of its own rows, a click that comes alone would count as much
+  // as the hundreds of negatives that come together: predictions of several times the truth were seen. Adam's epsilon
+  // is divided as a row's gradient is: a step of few rows would be the smaller the larger batches may be.
+  over_ = rows > 0.0 ? std::max(rows, static_cast<double>(plan_.batch_rows)) : 0.0;
+  if (rows > 0.0) {
     state.step += 1;
-    if (!frozen_) state.variance_step += 1;
+    const bool leave = plan_.mlp && !mlp.squares_finite(gradients_of(lanes), over_);
+    if (leave) over_ = 0.0;
+    not_finite_steps += leave;
+    if (!frozen_ && !leave) state.variance_step += 1;
     for (int l = 0; l < labels(); ++l) step_label(l, all);
     for (size_t d = 0; d < plan_.input.dense.size(); ++d) {  // Chan et al. 1979: merge counts, means and squares
       double* seen = &state.dense[3 * d];
       const double* more = all.dense(static_cast<int>(d));
       if (more[0] <= 0.0) continue;
       const double away = more[1] / more[0], total = seen[0] + more[0];
-      seen[2] += more[2] - more[1] * away + away * away * seen[0] * more[0] / total;
+      const double squares = more[2] - more[1] * away + away * away * seen[0] * more[0] / total;
+      seen[2] = std::max(seen[2] + squares, 0.0);  // equal numbers have rounding errors only, below 0 too
       seen[1] += away * more[0] / total;
       seen[0] = total;
     }
@@ -206,16 +220,11 @@ void HedgeModel::begin_step(const std::vector<HedgeLane*>& lanes) {
 void HedgeModel::step_part(const std::vector<HedgeLane*>& lanes, int part, int parts) {
   if (part < 0 || part >= parts) throw std::invalid_argument("a step's part must be one of its parts");
   if (!plan_.mlp) return;
-  std::vector<float*> gradients;
-  for (HedgeLane* lane : lanes) gradients.push_back(lane->mlp.gradients.data());
   const double warm =
       std::min(1.0, static_cast<double>(state.step) / static_cast<double>(std::max<int64_t>(plan_.warmup_steps, 1)));
-  // A step of few rows is a small one. Were each a mean of its own rows, a click that comes alone would count as much
-  // as the hundreds of negatives that come together: predictions of several times the truth were seen. Adam's epsilon
-  // is divided as a row's gradient is: a step of few rows would be the smaller the larger batches may be.
-  const double over = rows_ > 0.0 ? std::max(rows_, static_cast<double>(plan_.batch_rows)) : 0.0;
   const double epsilon = 1e-8 / static_cast<double>(std::max<int64_t>(plan_.batch_rows, 1));
-  mlp.step(gradients, over, {state.step, state.variance_step, frozen_, plan_.dense_rate * warm, epsilon}, part, parts);
+  mlp.step(gradients_of(lanes), over_, {state.step, state.variance_step, frozen_, plan_.dense_rate * warm, epsilon},
+           part, parts);
 }
 
 void HedgeModel::step(const std::vector<HedgeLane*>& lanes) {
@@ -227,9 +236,10 @@ bool HedgeModel::finite() const {
   const auto all = [](const auto& values) {
     return std::all_of(values.begin(), values.end(), [](auto x) { return std::isfinite(x); });
   };
-  const float* w = const_cast<HedgeModel*>(this)->mlp.weights().data();
+  Mlp& own = const_cast<HedgeModel*>(this)->mlp;
   return all(state.bias) && all(state.heads) && all(state.loss) && all(state.scale) && all(state.dense) &&
-         std::all_of(w, w + mlp.shape().parameters(), [](float x) { return std::isfinite(x); });
+         all(state.bias_squares) && all(state.heads_squares) && all(own.weights()) && all(own.first_moment()) &&
+         all(own.second_moment());
 }
 
 }  // namespace freshet

@@ -358,17 +358,25 @@ void HedgeLane::losses(const BatchView& batch, int64_t first, int n) {
     const float y = batch.value[first + i], weight = batch.weight[first + i];
     double* small = heads.size ? step_sums_.head(l) : nullptr;
     float c = 0.0f;
+    bool finite = true;
     for (int k = 0; k < K; ++k) {
       const int j = i * K + k;
-      float loss, g;
+      float &loss = s_.data()[j], &g = p_.data()[j];
       if (plan.losses[l] == Loss::kLogloss) {
-        loss = s_.data()[j] - y * z[j];
-        g = p_.data()[j] - y;
+        loss -= y * z[j];
+        g -= y;
       } else {
         number_loss(plan.losses[l], z[j] - y / static_cast<float>(scale_[l]), loss, g);
       }
-      g = teaches_[l] ? g * weight : 0.0f;
-      step_sums_.loss(l)[k] += teaches_[l] ? static_cast<double>(loss) * weight : 0.0;
+      g *= weight;
+      finite = finite && std::isfinite(loss) && std::isfinite(g * g);
+    }
+    // One sample must not make the weights infinite: it teaches nothing if an expert's loss or squared gradient is.
+    const bool teaches = teaches_[l] && finite;
+    if (teaches_[l] && !finite) model_.not_finite_samples.fetch_add(1, std::memory_order_relaxed);
+    for (int k = 0; k < K; ++k) {
+      float g = teaches ? p_.data()[i * K + k] : 0.0f;
+      step_sums_.loss(l)[k] += teaches ? static_cast<double>(s_.data()[i * K + k]) * weight : 0.0;
       step_sums_.gradient(l)[k] += g;
       const ExpertPlan& e = plan.experts[k];
       if (e.linear)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <new>
 
 namespace freshet {
@@ -92,6 +93,25 @@ void Mlp::step(const std::vector<float*>& gradients, double rows, const AdamStep
     at += l.outputs;
   }
   if (part == 0) range(at, shape_.parameters() - at);
+}
+
+bool Mlp::squares_finite(const std::vector<float*>& gradients, double rows) const {
+  constexpr int64_t piece = 1024;
+  constexpr float most = std::numeric_limits<float>::max();
+  const float inverse = static_cast<float>(1.0 / rows);
+  float sum[piece];
+  int wrong = 0;
+  for (int64_t at = 0; at < shape_.parameters(); at += piece) {
+    const int64_t n = std::min(piece, shape_.parameters() - at);
+    std::copy_n(gradients.front() + at, n, sum);
+    for (size_t lane = 1; lane < gradients.size(); ++lane)
+      for (int64_t i = 0; i < n; ++i) sum[i] += gradients[lane][at + i];
+    for (int64_t i = 0; i < n; ++i) {
+      const float x = sum[i] * inverse;
+      wrong |= !(x * x <= most);
+    }
+  }
+  return !wrong;
 }
 
 void Mlp::pack_rows(size_t i, const LayerView& l, int from, int to) {

@@ -11,6 +11,7 @@
 // - stack: z = Σ_k a[k] · (z[k] + bias[k]) over the other experts, begun at their mean.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -130,10 +131,16 @@ class HedgeModel {
   HedgePlan plan_;
   HeadsLayout heads_;
   bool training_;
-  double rows_ = 0.0;  // of the step that has begun
+  double over_ = 0.0;  // rows by which the step that has begun divides gradients; 0: it leaves the MLP as it is
   bool frozen_ = false, freeze_next_ = false;
   std::vector<float> mixture_;
   std::vector<double> dense_mean_, dense_scale_;
+
+ public:
+  // Since construction, what was left out because it was not finite: samples with such a loss or squared gradient,
+  // which taught nothing; and steps with such a squared gradient of the MLP, which left it as it was.
+  mutable std::atomic<int64_t> not_finite_samples{0};
+  int64_t not_finite_steps = 0;
 };
 
 // Samples of a step within a batch: rows are stepped after each such step, so that the next samples see the change.

@@ -64,6 +64,10 @@ class Mlp {
   // Parts may run at the same time: each takes its share of every layer's inputs, and packs it.
   void step(const std::vector<float*>& gradients, double rows, const AdamStep& adam, int part, int parts);
 
+  // Whether the squares of the mean gradient are finite. A step with another would end learning: the second moment
+  // would stay infinite, or the weights become NaN.
+  bool squares_finite(const std::vector<float*>& gradients, double rows) const;
+
   // To be called after weights() were written to.
   void pack();
 

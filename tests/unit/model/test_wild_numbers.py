@@ -1,0 +1,103 @@
+"""Numbers at the edge of float32, and columns that do not vary: a model stays finite and learns on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from freshet.model import NATIVE_KINDS, build_model
+from tests.fixtures.specs import make_batch, make_spec
+from tests.unit.model.networks import KINDS
+
+ALL_KINDS = (*NATIVE_KINDS, *KINDS)
+
+
+def trained(spec: Any, batches: list[Any]) -> Any:
+    """A model after one step for each batch."""
+    model = build_model(spec, training=True)
+    lane = model.lane()
+    for batch in batches:
+        lane.forward_backward(batch)
+        model.step([lane])
+    return model
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_a_column_of_equal_numbers_leaves_scores_finite(kind: str) -> None:
+    """The rounding errors of its sum of squares about the mean may exceed the sum itself, below 0 too."""
+    spec, rng = make_spec(kind=kind, dense=[(True, False)]), np.random.default_rng(1)
+    batch = make_batch(spec, 100, rng)
+    batch.dense[:] = 1234.567
+    model = trained(spec, [batch])
+
+    assert model.state()["statistics/dense"][..., 2].min() >= 0
+    assert np.isfinite(model.score(make_batch(spec, 50, rng))).all()
+
+
+@pytest.mark.parametrize("kind", ["hedge", "deepfm"])
+def test_a_sum_of_squares_below_0_reads_as_0(kind: str) -> None:
+    """Versions from before the bound may hold one."""
+    spec, rng = make_spec(kind=kind, dense=[(True, False)]), np.random.default_rng(1)
+    model = trained(spec, [make_batch(spec, 100, rng)])
+    state = model.state()
+    state["statistics/dense"].reshape(-1, 3)[0, 2] = -1e-6
+    model.load_state(state)
+
+    assert np.isfinite(model.score(make_batch(spec, 50, rng))).all()
+
+
+@pytest.mark.parametrize(("loss", "wild"), [("huber", 3.4028234e38), ("mse", 1e25)])
+@pytest.mark.parametrize("kind", ["hedge", "deepfm"])
+def test_a_label_beyond_all_bounds_teaches_nothing(kind: str, loss: Any, wild: float) -> None:
+    spec, rng = make_spec(kind=kind, losses=(loss,)), np.random.default_rng(1)
+    batches = [make_batch(spec, 64, rng) for _ in range(12)]
+    for batch in batches:
+        assert batch.labels is not None
+        batch.labels.value[:] = rng.normal(size=64) * 0.3
+    usual = batches[10].labels
+    assert usual is not None
+    usual.value[5] = wild
+    model = trained(spec, batches)
+
+    assert model.not_finite == {"samples": 1, "steps": 0}
+    assert model.finite()
+    assert np.abs(model.score(make_batch(spec, 50, rng))).max() < 10
+
+
+@pytest.mark.parametrize("wild", [1e25, 3.4028235e38])
+@pytest.mark.parametrize("kind", ["mlp", "hedge", "deepfm"])
+def test_a_wild_raw_number_leaves_dense_weights_learning(kind: str, wild: float) -> None:
+    """Its squared gradient is infinite; in Adam's second moment it would stop all steps for ever."""
+    spec, rng = make_spec(kind=kind, dense=[(False, False)]), np.random.default_rng(1)
+    batches = [make_batch(spec, 64, rng) for _ in range(16)]
+    batches[10].dense[5:25, 0] = wild  # labels of both kinds: one predicted right has no gradient
+    model = trained(spec, batches)
+    before, lane = model.state(), model.lane()
+    for batch in batches[:10]:
+        lane.forward_backward(batch)
+        model.step([lane])
+    after = model.state()
+
+    assert model.not_finite["steps"] == 1
+    assert model.finite()
+    moved = [name for name in before if name.startswith("weights/") and before[name].size > 1]
+    assert moved
+    for name in moved:
+        assert (before[name] != after[name]).mean() > 0.3, name
+        assert np.isfinite(after[name]).all(), name
+
+
+@pytest.mark.parametrize("kind", ["hedge", "mlp", "deepfm"])
+def test_what_an_optimiser_holds_counts_as_state(kind: str) -> None:
+    spec, rng = make_spec(kind=kind, dense=[(True, False)]), np.random.default_rng(1)
+    model = trained(spec, [make_batch(spec, 64, rng) for _ in range(3)])
+    state = model.state()
+    floats = [n for n in state if n.startswith("optimizer/") and state[n].dtype.kind == "f"]
+    assert len(floats) > 2
+    for name in floats:
+        broken = {**state, name: state[name].copy()}
+        broken[name].flat[0] = np.inf
+        model.load_state(broken)
+        assert not model.finite(), name
