@@ -400,7 +400,7 @@ class Measures:
             value, weight: (B,) value of that label, and weight.
             times_ms: (B,) event times.
             segments: value keys (B,) by segment field; a missing field counts as OTHER.
-            latest_ms: latest possible time of a sample; if later windows are closed, theirs open again.
+            latest_ms: latest possible time of a sample; where later windows are closed, older ones reopen.
         """
         size = len(label)
         if size == 0:

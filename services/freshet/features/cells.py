@@ -274,7 +274,7 @@ def _parse_boolean(text: str, mark: str) -> bool | None:
 
 
 def is_raw(type_: Type) -> bool:
-    """Return whether a type is bytes or fixed, whose JSON has a character to U+00FF for each byte."""
+    """Return whether a type is bytes or fixed: as JSON, a character to U+00FF for each byte."""
     return isinstance(type_, Fixed) or (isinstance(type_, Primitive) and type_.name == "bytes")
 
 

@@ -244,7 +244,7 @@ class Quality:
             self._popularity.take(tally, self._latest_ms() + int(self._waits_ms.max()))
 
     def _latest_ms(self) -> int:
-        """Return the latest time of an impression whose label can be decided by now."""
+        """Return the latest time of an impression with a label that can be decided by now."""
         return NEVER_AHEAD if self._clock is None else self._clock.now_ms() + self._ahead_ms
 
     def _count(self) -> None:

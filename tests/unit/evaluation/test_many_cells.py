@@ -22,7 +22,10 @@ def measure(parts: list[tuple[dict[str, np.ndarray], int]]) -> Measures:
     measures = Measures([LabelKind("click", False), LabelKind("price", True)], ["shop"], window_ms=1_000)
     for part, window in parts:
         times = np.full(len(part["label"]), window * 1_000, np.int64)
-        measures.add(**part, times_ms=times, segments={"shop": part["label"].astype(np.uint64) + 1})
+        segments = {"shop": part["label"].astype(np.uint64) + 1}
+        measures.add(
+            part["predictions"], part["label"], part["value"], part["weight"], times, segments=segments
+        )
     return measures
 
 

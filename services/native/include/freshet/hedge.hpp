@@ -122,6 +122,10 @@ class HedgeModel {
   HedgeState state;
   Mlp mlp;
   const Kernels& kernels;
+  // Since construction, what was left out because it was not finite: samples with such a loss or squared gradient,
+  // which taught nothing; and steps with such a squared gradient of the MLP, which left it as it was.
+  mutable std::atomic<int64_t> not_finite_samples{0};
+  int64_t not_finite_steps = 0;
 
  private:
   void step_label(int l, HedgeSums& sums);
@@ -135,12 +139,6 @@ class HedgeModel {
   bool frozen_ = false, freeze_next_ = false;
   std::vector<float> mixture_;
   std::vector<double> dense_mean_, dense_scale_;
-
- public:
-  // Since construction, what was left out because it was not finite: samples with such a loss or squared gradient,
-  // which taught nothing; and steps with such a squared gradient of the MLP, which left it as it was.
-  mutable std::atomic<int64_t> not_finite_samples{0};
-  int64_t not_finite_steps = 0;
 };
 
 // Samples of a step within a batch: rows are stepped after each such step, so that the next samples see the change.
