@@ -219,7 +219,7 @@ TRAINER_METRICS = (
         "counter",
         "samples or steps",
         "What this process did not learn from, because a loss, a gradient or its square was not finite: "
-        "samples; or steps (dense ones), which left the dense weights as they were.",
+        "samples; or steps (dense ones), in which such parts of the mean gradient counted as 0.",
         ("of",),
     ),
     Metric(

@@ -222,7 +222,7 @@ class LeavesOut(Protocol):
     def not_finite(self) -> Mapping[str, int]:
         """What was left out since construction, where a loss, a gradient or its square was not finite.
 
-        `samples`, which taught nothing; `steps`, which left the dense weights and their moments as they were.
+        `samples`, which taught nothing; `steps`, in which such parts of the mean gradient counted as 0.
         """
 
 

@@ -215,11 +215,11 @@ class TorchDense:
                 # Divide by at least `batch_rows`, so that a step of few rows is small: with the mean of its
                 # own rows, a single early click would weigh as much as a batch of hundreds of negatives.
                 gradient = first.summed() / self.gradient_rows(first)
-                if bool(torch.isfinite(gradient * gradient).all()):
-                    self.variance_steps += not frozen
-                    self._step_weights(gradient, frozen=frozen)
-                else:  # the second moment would stay infinite, or the weights become NaN
-                    self.not_finite["steps"] += 1
+                # Else the second moment would stay infinite, or a weight become NaN.
+                wild = ~torch.isfinite(gradient * gradient)
+                self.not_finite["steps"] += int(wild.any())
+                self.variance_steps += not frozen
+                self._step_weights(gradient.masked_fill_(wild, 0), frozen=frozen)
             first.clear()
             self.placement.fetch({})  # wait, as the lanes' streams are not ordered after this one
 

@@ -205,7 +205,7 @@ void bind_model(nb::module_& m) {
           },
           "One update from the sums of the lanes, which are zeroed. Not while a lane runs.")
       .def("begin_step", &HedgeModel::begin_step,
-           "The small things of a step, and a check of the squared gradients; then every part once.")
+           "The small things of a step, in a few microseconds; then every part once.")
       .def(
           "step_part",
           [](HedgeModel& self, const std::vector<HedgeLane*>& lanes, int part, int parts) {
@@ -221,8 +221,11 @@ void bind_model(nb::module_& m) {
           [](HedgeModel& self, int64_t n) { self.state.variance_step = n; }, "Steps that moved Adam's second moment.")
       .def_prop_ro(
           "not_finite",
-          [](const HedgeModel& self) { return nb::make_tuple(self.not_finite_samples.load(), self.not_finite_steps); },
-          "Samples that taught nothing and steps that left the MLP as it was, as a squared gradient was not finite.")
+          [](const HedgeModel& self) {
+            return nb::make_tuple(self.not_finite_samples.load(), self.not_finite_steps.load());
+          },
+          "Samples that taught nothing, and steps with gradients of the MLP that counted as 0: a square was not "
+          "finite.")
       .def("freeze_variance", &HedgeModel::freeze_variance,
            "The next step, and no other, leaves Adam's second moment as it is.")
       .def_prop_ro("kernels", [](const HedgeModel& self) { return self.kernels.name; });

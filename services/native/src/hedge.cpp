@@ -129,6 +129,13 @@ void HedgeModel::refresh_heads() {
 }
 
 void HedgeModel::refresh() {
+  // Versions from before gradients were checked may hold an infinite moment, which stops its weight for ever.
+  for (std::vector<double>* squares : {&state.bias_squares, &state.heads_squares})
+    for (double& x : *squares)
+      if (!std::isfinite(x)) x = 0.0;
+  const auto first = mlp.first_moment(), second = mlp.second_moment();
+  for (size_t i = 0; i < first.size(); ++i)
+    if (!std::isfinite(first[i]) || !std::isfinite(second[i])) first[i] = second[i] = 0.0f;
   refresh_heads();
   if (plan_.mlp) mlp.pack();
 }
@@ -197,10 +204,7 @@ void HedgeModel::begin_step(const std::vector<HedgeLane*>& lanes) {
   over_ = rows > 0.0 ? std::max(rows, static_cast<double>(plan_.batch_rows)) : 0.0;
   if (rows > 0.0) {
     state.step += 1;
-    const bool leave = plan_.mlp && !mlp.squares_finite(gradients_of(lanes), over_);
-    if (leave) over_ = 0.0;
-    not_finite_steps += leave;
-    if (!frozen_ && !leave) state.variance_step += 1;
+    if (!frozen_) state.variance_step += 1;
     for (int l = 0; l < labels(); ++l) step_label(l, all);
     for (size_t d = 0; d < plan_.input.dense.size(); ++d) {  // Chan et al. 1979: merge counts, means and squares
       double* seen = &state.dense[3 * d];
@@ -223,8 +227,9 @@ void HedgeModel::step_part(const std::vector<HedgeLane*>& lanes, int part, int p
   const double warm =
       std::min(1.0, static_cast<double>(state.step) / static_cast<double>(std::max<int64_t>(plan_.warmup_steps, 1)));
   const double epsilon = 1e-8 / static_cast<double>(std::max<int64_t>(plan_.batch_rows, 1));
-  mlp.step(gradients_of(lanes), over_, {state.step, state.variance_step, frozen_, plan_.dense_rate * warm, epsilon},
-           part, parts);
+  const AdamStep adam{state.step, state.variance_step, frozen_, plan_.dense_rate * warm, epsilon};
+  if (!mlp.step(gradients_of(lanes), over_, adam, part, parts) && not_finite_step_.exchange(state.step) != state.step)
+    not_finite_steps++;  // by one part of the step alone
 }
 
 void HedgeModel::step(const std::vector<HedgeLane*>& lanes) {

@@ -380,11 +380,11 @@ void HedgeLane::losses(const BatchView& batch, int64_t first, int n) {
       step_sums_.gradient(l)[k] += g;
       const ExpertPlan& e = plan.experts[k];
       if (e.linear)
-        for (int x = 0; x < heads.columns; ++x)
+        for (int x = 0; teaches && x < heads.columns; ++x)
           small[heads.linear(heads.linear_of[k], x)] += g * columns_.data()[i * heads.columns + x];
       if (e.counts) d_counts_.data()[i] = g;
       if (e.stack)
-        for (int x = 0; x < heads.stacked; ++x) small[x] += g * z[i * K + x];
+        for (int x = 0; teaches && x < heads.stacked; ++x) small[x] += g * z[i * K + x];  // else z may be infinite
       if (e.counts || e.stack) continue;
       g *= e.share;
       if (e.scalar >= 0) d_scalars_.data()[i * S + e.scalar + l] += g;

@@ -88,7 +88,7 @@ class JsonWriter {
     out_ = &out;
     failure = {};
     found_fields_.clear();
-    if (!refused_.empty()) refused_.clear();
+    if (!refused_.empty()) refused_ = {};  // clear() would zero the buckets of the largest event for each
     out.insert(out.end(), options_.prefix.begin(), options_.prefix.end());
   }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <new>
 
 namespace freshet {
@@ -65,17 +64,18 @@ MlpView Mlp::view(float* gradients) const {
   return view;
 }
 
-void Mlp::step(const std::vector<float*>& gradients, double rows, const AdamStep& adam, int part, int parts) {
+bool Mlp::step(const std::vector<float*>& gradients, double rows, const AdamStep& adam, int part, int parts) {
   const double c1 = 1.0 - std::pow(0.9, static_cast<double>(adam.steps));
   const double c2 = 1.0 - std::pow(0.999, static_cast<double>(std::max<int64_t>(adam.variance_steps, 1)));
   std::vector<float*> of_range(gradients.size());
+  bool finite = true;
   const auto range = [&](int64_t at, int64_t n) {  // a multiple of 16
     for (size_t i = 0; i < gradients.size(); ++i) of_range[i] = gradients[i] + at;
     if (rows > 0.0)
-      kernels_.adam(weights_.data() + at, first_.data() + at, second_.data() + at, of_range.data(),
-                    static_cast<int>(of_range.size()), n, static_cast<float>(1.0 / rows),
-                    static_cast<float>(adam.rate / c1), static_cast<float>(1.0 / std::sqrt(c2)),
-                    static_cast<float>(adam.epsilon), adam.freezes_variance ? 1.0f : 0.999f);
+      finite &= kernels_.adam(weights_.data() + at, first_.data() + at, second_.data() + at, of_range.data(),
+                              static_cast<int>(of_range.size()), n, static_cast<float>(1.0 / rows),
+                              static_cast<float>(adam.rate / c1), static_cast<float>(1.0 / std::sqrt(c2)),
+                              static_cast<float>(adam.epsilon), adam.freezes_variance ? 1.0f : 0.999f);
     else
       for (float* g : of_range) std::fill_n(g, n, 0.0f);
   };
@@ -93,25 +93,7 @@ void Mlp::step(const std::vector<float*>& gradients, double rows, const AdamStep
     at += l.outputs;
   }
   if (part == 0) range(at, shape_.parameters() - at);
-}
-
-bool Mlp::squares_finite(const std::vector<float*>& gradients, double rows) const {
-  constexpr int64_t piece = 1024;
-  constexpr float most = std::numeric_limits<float>::max();
-  const float inverse = static_cast<float>(1.0 / rows);
-  float sum[piece];
-  int wrong = 0;
-  for (int64_t at = 0; at < shape_.parameters(); at += piece) {
-    const int64_t n = std::min(piece, shape_.parameters() - at);
-    std::copy_n(gradients.front() + at, n, sum);
-    for (size_t lane = 1; lane < gradients.size(); ++lane)
-      for (int64_t i = 0; i < n; ++i) sum[i] += gradients[lane][at + i];
-    for (int64_t i = 0; i < n; ++i) {
-      const float x = sum[i] * inverse;
-      wrong |= !(x * x <= most);
-    }
-  }
-  return !wrong;
+  return finite;
 }
 
 void Mlp::pack_rows(size_t i, const LayerView& l, int from, int to) {

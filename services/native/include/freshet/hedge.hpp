@@ -123,9 +123,8 @@ class HedgeModel {
   Mlp mlp;
   const Kernels& kernels;
   // Since construction, what was left out because it was not finite: samples with such a loss or squared gradient,
-  // which taught nothing; and steps with such a squared gradient of the MLP, which left it as it was.
-  mutable std::atomic<int64_t> not_finite_samples{0};
-  int64_t not_finite_steps = 0;
+  // which taught nothing; and steps with such squared gradients of the MLP, which counted as 0.
+  mutable std::atomic<int64_t> not_finite_samples{0}, not_finite_steps{0};
 
  private:
   void step_label(int l, HedgeSums& sums);
@@ -135,7 +134,8 @@ class HedgeModel {
   HedgePlan plan_;
   HeadsLayout heads_;
   bool training_;
-  double over_ = 0.0;  // rows by which the step that has begun divides gradients; 0: it leaves the MLP as it is
+  double over_ = 0.0;                         // rows by which the step that has begun divides gradients
+  std::atomic<int64_t> not_finite_step_{-1};  // the newest step counted
   bool frozen_ = false, freeze_next_ = false;
   std::vector<float> mixture_;
   std::vector<double> dense_mean_, dense_scale_;

@@ -61,12 +61,9 @@ class Mlp {
   MlpView view(float* gradients) const;
 
   // One Adam step on the mean of the lanes' gradients (flat, as the weights), which are zeroed.
-  // Parts may run at the same time: each takes its share of every layer's inputs, and packs it.
-  void step(const std::vector<float*>& gradients, double rows, const AdamStep& adam, int part, int parts);
-
-  // Whether the squares of the mean gradient are finite. A step with another would end learning: the second moment
-  // would stay infinite, or the weights become NaN.
-  bool squares_finite(const std::vector<float*>& gradients, double rows) const;
+  // Parts may run at the same time: each takes its share of every layer's inputs, and packs it. Returns false if a part
+  // of the mean counted as 0, as its square is not finite.
+  bool step(const std::vector<float*>& gradients, double rows, const AdamStep& adam, int part, int parts);
 
   // To be called after weights() were written to.
   void pack();

@@ -125,7 +125,7 @@ struct Kernels {
                float* transposed);
   // p -= lr · m̂ / (√v̂ + epsilon) over [0, n), n a multiple of 16. The gradient is the lanes' sum, which `inverse` makes
   // a mean; each lane's is zeroed. `b2` is the decay of the variance; with 1 it stays as it is.
-  void (*adam)(float* p, float* m, float* v, float* const* g, int lanes, int64_t n, float inverse, float rate,
+  bool (*adam)(float* p, float* m, float* v, float* const* g, int lanes, int64_t n, float inverse, float rate,
                float root_correction, float epsilon, float b2);
   void (*add)(float* into, const float* from, int64_t n);
   // sigmoid and softplus of n logits: p = 1/(1+e^-z), s = log(1+e^z).
