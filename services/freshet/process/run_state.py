@@ -18,12 +18,17 @@ from freshet.config.settings import RunFolder
 from freshet.errors import ConfigError, Corrupt, Unavailable
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically. Raises OSError, with the old content kept and the temporary file removed."""
+def replace_file(path: Path, content: bytes) -> os.stat_result:
+    """Replace a file atomically, and return the status that it had then: the path may have changed since.
+
+    Raises OSError, with the old content kept and the temporary file removed.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_bytes(content)
+        found = temporary.stat()
         temporary.replace(path)
+        return found
     except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -189,11 +194,11 @@ def read_state(folder: RunFolder) -> Mapping[str, Mapping[str, Any]]:
     return run.services if run is not None else {}
 
 
-def write_run(folder: RunFolder, run: RunState) -> None:
-    """Replace the state atomically. Raises OSError."""
+def write_run(folder: RunFolder, run: RunState) -> os.stat_result:
+    """Replace the state atomically; return the file's status. Raises OSError."""
     target = folder.state / STATE_FILE
     history = [asdict(one) for one in run.history[-HISTORY:]]
-    replace_file(target, orjson.dumps({**asdict(run), "history": history}))
+    return replace_file(target, orjson.dumps({**asdict(run), "history": history}))
 
 
 def last_sign_ms(folder: RunFolder) -> int:

@@ -12,6 +12,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
@@ -255,8 +256,11 @@ class Supervisor:
     def _state_is_lost(self) -> bool:
         """Report whether another program deleted or changed the state; the caller then writes it again."""
         path = self._folder.state / STATE_FILE
-        if self._state_stamp is None or _stamp_of(path) == self._state_stamp:
+        if self._state_stamp is None:
             return False
+        with suppress(OSError):
+            if _stamp(path.stat()) == self._state_stamp:
+                return False
         log.error("the state of the services was changed or deleted, it is written anew", path=str(path))
         skip("run_state", str(path), "it was changed or deleted by something else than its supervisor")
         return True
@@ -277,8 +281,7 @@ class Supervisor:
         me = os.getpid()
         run = RunState(me, services, self._again, stopped_ms, self._history, birth_of(me))
         try:
-            write_run(self._folder, run)
-            self._state_stamp = _stamp_of(self._folder.state / STATE_FILE)
+            self._state_stamp = _stamp(write_run(self._folder, run))
         except OSError as error:  # services that need no disk continue on a full one
             log.error(
                 "the state of the services could not be written",
@@ -287,11 +290,7 @@ class Supervisor:
             )
 
 
-def _stamp_of(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
+def _stamp(found: os.stat_result) -> tuple[int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 

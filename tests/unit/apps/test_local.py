@@ -94,8 +94,8 @@ def is_ready(system, _role):
 subprocess.Popen, module.Local.is_ready = stub, is_ready
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with module.local(sys.argv[1], folder=sys.argv[2], ready_s=300.0):
-    print("running", flush=True)
     try:
+        print("running", flush=True)
         signal.pause()
     except KeyboardInterrupt:
         print("interrupted", flush=True)
