@@ -118,6 +118,14 @@ class Drift:
         return jumped
 
 
+def finite_squares(gradient: F32) -> F32:
+    """Return the (N,) squares of an (N,) gradient; 0 where not finite, as the model steps."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.square(gradient)
+    squares[~np.isfinite(squares)] = 0
+    return squares
+
+
 class OneBitAdam:
     """Sums gradients for an Adam that lets its variance be frozen. One thread at a time uses it."""
 
@@ -205,7 +213,7 @@ class OneBitAdam:
         if self.frozen:
             fresh = np.where(moments.second > 0, np.float32(0), rest)
             if fresh.any():
-                moments.second[:] += (1 - self._kept()) * np.square(fresh)
+                moments.second[:] += (1 - self._kept()) * finite_squares(fresh)
                 self._activate(moments)
         return rest
 
@@ -303,7 +311,7 @@ class OneBitAdam:
         self._pending.fill(0)
         self._sums.reduce(group, gradient)
         kept = self._kept()
-        moments.second[:] = kept * moments.second + (1 - kept) * np.square(gradient)
+        moments.second[:] = kept * moments.second + (1 - kept) * finite_squares(gradient)
         self.variance_steps += min(self._refreshed, CATCH_UP)
         self._refreshed = 0
 

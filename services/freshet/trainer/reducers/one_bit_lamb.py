@@ -32,6 +32,7 @@ from freshet.trainer.reducers.one_bit_adam import (
     Moments,
     MomentumReducer,
     OneBitAdam,
+    finite_squares,
 )
 from freshet.types import F32, F64
 
@@ -79,7 +80,7 @@ class OneBitLamb(OneBitAdam):
         self._fresh[newcomers] = moments.second[newcomers]
         decay = np.float32(self.betas.second)
         self._fresh *= decay
-        self._fresh += (1 - decay) * np.square(gradient)
+        self._fresh += (1 - decay) * finite_squares(gradient)
         with np.errstate(invalid="ignore"):
             quotients = (np.sqrt(moments.second) + EPSILON) / (np.sqrt(self._fresh) + EPSILON)
         quotients[moments.second == 0] = 0  # values that have seen no gradient
