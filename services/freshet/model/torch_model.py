@@ -43,6 +43,7 @@ from freshet.types import F32, F64, Bool
 VARIANCE_FLOOR = 1e-12
 
 STANDARD_LIMIT = 10.0
+START_ROWS = 100.0  # a numeric label's scale is the deviation of that many; kept in step with hedge_start.hpp
 """Limit of standardised numbers, in deviations."""
 
 
@@ -104,7 +105,7 @@ class Heads:
 
         A label that is not started takes starting values: the log-odds of its rows, with half a positive and
         half a negative row added; or for a numeric label the mean, in deviations. A numeric label has no
-        gradient until its values differ.
+        gradient until `START_ROWS` rows were seen and their values differ.
         """
         bias, scale, teaches = self.bias.copy(), self.scale.copy(), np.ones(len(self.bias), bool)
         for i in np.flatnonzero(self.started == 0):
@@ -116,7 +117,7 @@ class Heads:
             else:
                 mean = total / n
                 variance = squares / n - mean * mean
-                teaches[i] = variance > 1e-12 * (mean * mean + 1e-12)
+                teaches[i] = n >= START_ROWS and variance > 1e-12 * (mean * mean + 1e-12)
                 scale[i] = np.sqrt(variance) if teaches[i] else 1.0
                 bias[i] = mean / scale[i]
         return bias, scale, teaches

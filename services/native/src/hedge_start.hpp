@@ -11,18 +11,21 @@ namespace freshet {
 struct Start {
   float bias;    // of every expert
   double scale;  // of a number's label
-  bool known;    // false: the label cannot teach yet (all its numbers were equal)
+  bool known;    // false: the label cannot teach yet
 };
 
 // From the sums {rows, Σ y, Σ y²} of earlier steps and of this batch. A true/false label starts at the log-odds of its
 // rows, counted as if half a true and half a false row were among them, so that it stays finite. A number's label is
-// measured in standard deviations of the rows it starts from, and starts at their mean; while all were equal it waits.
+// measured for ever in standard deviations of the rows it starts from, and starts at their mean: it waits for
+// kStartRows of them, and while all are equal. Deviations of the first three rows can be off by orders of magnitude.
+constexpr double kStartRows = 100.0;  // kept in step with START_ROWS of torch_model.py
+
 inline Start start_of(Loss loss, const double* before, const double* now) {
   const double n = before[0] + now[0], sum = before[1] + now[1], squares = before[2] + now[2];
   if (n <= 0.0) return {0.0f, 1.0, loss == Loss::kLogloss};
   if (loss == Loss::kLogloss) return {static_cast<float>(std::log((sum + 0.5) / (n - sum + 0.5))), 1.0, true};
   const double mean = sum / n, variance = squares / n - mean * mean;
-  if (variance <= 1e-12 * (mean * mean + 1e-12)) return {static_cast<float>(mean), 1.0, false};
+  if (n < kStartRows || variance <= 1e-12 * (mean * mean + 1e-12)) return {static_cast<float>(mean), 1.0, false};
   const double scale = std::sqrt(variance);
   return {static_cast<float>(mean / scale), scale, true};
 }

@@ -10,6 +10,7 @@ import torch
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.model import GroupInputs, ModelInputs
+from freshet.model.torch_model import START_ROWS
 
 F64 = torch.float64
 
@@ -270,7 +271,8 @@ class Oracle:
             return float(np.log(((y * w).sum() + 0.5) / (w.sum() - (y * w).sum() + 0.5))), 1.0, True
         mean = (y * w).sum() / w.sum()
         deviation = np.sqrt((w * (y - mean) ** 2).sum() / w.sum())
-        return (mean / deviation, deviation, True) if deviation > 0 else (mean, 1.0, False)
+        known = w.sum() >= START_ROWS and deviation > 0
+        return (mean / deviation, deviation, True) if known else (mean, 1.0, False)
 
     def forward_backward(self, inputs: ModelInputs) -> dict[str, Any]:
         labels = inputs.labels

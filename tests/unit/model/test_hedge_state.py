@@ -193,12 +193,31 @@ def test_a_first_batch_of_one_kind_starts_at_finite_odds(value: float) -> None:
     assert model.finite()
 
 
+@pytest.mark.parametrize("kind", ["hedge", "deepfm"])
+def test_a_number_is_not_measured_by_its_first_few_rows(kind: str) -> None:
+    """Its scale is for ever the deviation of the rows that it starts from, and three can be far off."""
+    spec, rng = make_spec(kind=kind, losses=("huber",)), np.random.default_rng(0)
+    model = build_model(spec, training=True)
+    lane, scores = model.lane(), np.zeros(1, np.float32)
+    for rows in (1, 2, 4, 8, 16, 32, 64, 128):
+        batch = make_batch(spec, rows, rng)
+        usual, first = 100 + 60 * rng.normal(size=rows), 3 + rng.random(rows)
+        labels = {"value": np.float32(usual if rows > 2 else first), "weight": np.ones(rows, np.float32)}
+        scores = model.score(batch)
+        result = lane.forward_backward(labelled(batch, **labels))
+        assert any((g != 0).any() for g in result.gradients) == (rows >= 64)
+        model.step([lane])
+
+    assert 40 < float(model.state()["statistics/scale"][0]) < 90
+    assert 50 < float(np.median(scores)) < 150
+
+
 def test_equal_numbers_have_no_gradient_until_they_differ() -> None:
     spec = make_spec(losses=("mse",))
     model = build_model(spec, training=True)
     lane = model.lane()
-    batch = make_batch(spec, 30, np.random.default_rng(0))
-    result = lane.forward_backward(labelled(batch, value=np.full(30, 7.0, np.float32)))
+    batch = make_batch(spec, 130, np.random.default_rng(0))
+    result = lane.forward_backward(labelled(batch, value=np.full(130, 7.0, np.float32)))
     assert all((g == 0).all() for g in result.gradients)
     model.step([lane])
     scores = model.score(batch)

@@ -77,7 +77,7 @@ def agree(
     spec: Spec,
     *,
     steps: int,
-    size: int = 40,
+    size: int = 200,
     lanes: int = 1,
     kernels: str | None = None,
     together: bool = True,

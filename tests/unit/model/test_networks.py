@@ -76,7 +76,7 @@ def test_gradients_and_steps_equal_autograd_of_the_whole_model(kind: str, optimi
     for _ in range(4):
         parts = []
         for lane in lanes:
-            batch = make_batch(spec, 30, rng)
+            batch = make_batch(spec, 90, rng)
             want = oracle.forward_backward(batch)
             found = lane.forward_backward(batch)
             np.testing.assert_allclose(found.predictions, want["predictions"], rtol=1e-4, atol=1e-4)

@@ -263,7 +263,8 @@ TRANSFORMS: Mapping[str, Transform] = {
         Transform(
             "standard",
             "subtracts the mean, divides by the deviation, clips at ±10; the last step",
-            state="running mean and deviation, with the dense weights",
+            state="mean and deviation of all values so far, with the dense weights: `clip` before it where a"
+            " value may be wild, as one of 1e9 would make all others look alike",
         ),
     )
 }
