@@ -66,6 +66,8 @@ BY_HAND = {
     "table_beside_fbgemm": "our table and FBGEMM's kernels in turns; needs bench.peers.setup torchrec",
     "placement": "how evenly shards share a batch's rows, by slices, by tables and by columns; computed",
     "table_sizes": "the table from 1e5 to 5e7 rows: growth, rates, update rules, small tables, eviction",
+    "ssd_training": "training with most rows on a local disk, beside all of them in memory",
+    "tiered_serving": "rankings by a server with memory for a part of the rows",
     "ssd_rows": "rows on a local disk beside rows in memory and beside RocksDB; needs rocksdict",
     "linear": "`freshet backtest` of a linear model beside Vowpal Wabbit's driver, on the retail stream",
 }

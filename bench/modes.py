@@ -104,7 +104,7 @@ def figures_of(found: Mapping[Case, Passed]) -> Figures:
             one["times_sync"] = passed.samples_per_s / sync.samples_per_s
             one["auc_beside_sync_1e_5"] = round((passed.auc - sync.auc) * 1e5)
             if fastest is not None:
-                in_flight = 1 + rows / load_spec(SPEC).train.batch_rows
+                in_flight = 1 + rows / load_spec(SPEC).train.behind_rows(native_loop=False)
                 one["bound"] = SHARE * min(in_flight, fastest / sync.samples_per_s)
         figures.setdefault(f"{delay:g}_ms", {})[f"{mode}_{rows}" if rows else mode] = one
     return figures

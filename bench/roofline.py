@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 
 WIDTH, HIDDEN = 432, (512, 256)
+WARM_UP = 3
+"""Steps before the clock starts."""
 _LINEAR = torch.ops.mkldnn._linear_pointwise  # the primitive that torch's own compiler calls on CPU
 
 
@@ -102,20 +104,23 @@ def lanes(linear: type[nn.Linear], rows: int, precision: str, seconds: float, co
             own.data = shared.data
     parameters = [list(net.parameters()) for net in nets]
     adam = torch.optim.Adam(parameters[0], lr=1e-3, fused=True)
-    steps, until, stop = 0, 0.0, False
+    steps, begin, stop = -WARM_UP, 0.0, False
 
     def step() -> None:
-        nonlocal steps, stop
+        nonlocal steps, begin, stop
         grads = [[p.grad for p in own if p.grad is not None] for own in parameters]
-        for other in grads[1:]:
-            torch._foreach_add_(grads[0], other)
-        torch._foreach_mul_(grads[0], 1 / count)
+        for first, *others in zip(*grads, strict=True):
+            for other in others:
+                first.add_(other)
+            first.mul_(1 / count)
         adam.step()
         for own in parameters:
             for parameter in own:
                 parameter.grad = None
         steps += 1
-        stop = time.perf_counter() > until
+        if steps == 0:
+            begin = time.perf_counter()
+        stop = steps > 0 and time.perf_counter() > begin + seconds
 
     barrier = threading.Barrier(count, action=step)
 
@@ -126,8 +131,6 @@ def lanes(linear: type[nn.Linear], rows: int, precision: str, seconds: float, co
             barrier.wait()
 
     threads = [threading.Thread(target=run, args=(Lane(net, rows, precision),)) for net in nets]
-    begin = time.perf_counter()
-    until = begin + seconds
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -136,7 +139,7 @@ def lanes(linear: type[nn.Linear], rows: int, precision: str, seconds: float, co
 
 
 def _rate(step: Callable[[], None], seconds: float) -> float:
-    for _ in range(3):
+    for _ in range(WARM_UP):
         step()
     steps, begin = 0, time.perf_counter()
     while (now := time.perf_counter()) < begin + seconds:

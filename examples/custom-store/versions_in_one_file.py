@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from freshet.errors import Corrupt, Unavailable
 from freshet.sqlite import folder_of
-from freshet.versions import ALIASES, Manifest, Version
+from freshet.versions import ALIASES, Aliases, Manifest, Version
 from freshet.versions.weights import read_manifest, write_manifest
 
 SCHEMA = """
@@ -49,7 +49,9 @@ class OneFile:
 
     def put(self, manifest: Manifest, tensors: Mapping[str, NDArray[np.generic]]) -> Manifest:
         """Store a version durably; `sha256` is filled in."""
-        weights = safetensors.numpy.save({name: np.ascontiguousarray(t) for name, t in tensors.items()})
+        # numpy's function makes (1,) of a scalar
+        made = {name: np.ascontiguousarray(t).reshape(np.shape(t)) for name, t in tensors.items()}
+        weights = safetensors.numpy.save(made)
         manifest = replace(manifest, sha256=hashlib.sha256(weights).hexdigest())
         row = (manifest.number, write_manifest(manifest), weights)
         with self._changing() as file:
@@ -86,9 +88,9 @@ class OneFile:
             )
         return manifest
 
-    def aliases(self) -> Mapping[str, int]:
+    def aliases(self) -> Aliases:
         """Where each alias points."""
-        return dict(self._rows("SELECT alias, number FROM aliases"))
+        return Aliases(dict(self._rows("SELECT alias, number FROM aliases")))
 
     def point(self, alias: str, number: int) -> None:
         """Move an alias."""

@@ -16,7 +16,7 @@ LONGEST_TEST_NAME = 60
 SHARED_HELPERS = ("tests/fixtures", "tests/servers")
 OWN_PACKAGES = {"freshet", "tests", "bench", "ops", "examples"}
 
-DOCUMENTED = re.compile(r"os\._exit|_thread(\..*)?|confluent_kafka\.KafkaError\._[A-Z_]+|torch\._foreach_\w+")
+DOCUMENTED = re.compile(r"os\._exit|_thread(\..*)?|confluent_kafka\.KafkaError\._[A-Z_]+")
 """Names with an underscore that their documentation lists as public."""
 
 IDENTIFIER = re.compile(r"\w+")

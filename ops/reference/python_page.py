@@ -53,6 +53,11 @@ PARTS = (
         ),
     ),
     Part(
+        "What adapters take",
+        "Columns of records, packed rows, and what all version stores share.",
+        ("freshet.types", "freshet.tables.runs", "freshet.versions.weights"),
+    ),
+    Part(
         "Testing",
         "Contract suites that an adapter passes by subclassing in a test file of its own, and what scripts "
         "time and faults.",

@@ -13,6 +13,21 @@ from typing import NewType
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = [
+    "Append",
+    "BucketMeta",
+    "BucketRange",
+    "BytesColumn",
+    "Flush",
+    "OffsetRange",
+    "PackedRows",
+    "Records",
+    "RowRuns",
+    "Run",
+    "TopicPartition",
+    "bucket_of",
+]
+
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 U32 = NDArray[np.uint32]

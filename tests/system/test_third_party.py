@@ -64,10 +64,21 @@ def test_the_adapter_passes_the_suite_that_comes_with_freshet(site: Path) -> Non
 def test_trainer_and_inference_meet_in_the_adapter(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    path = os.pathsep.join([str(site), str(Path(freshet.__file__).parents[1])])
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.setenv("FRESHET_COMMON_VERSIONS_URL", f"versionfile:{tmp_path}/versions.db")
 
     with local(LEDGER, folder=tmp_path / "run", ready_s=120) as system:
         wait_until("version 0 serves", lambda: status(system, "inference").get("version") == 0, within_s=60)
+        for command in (["status"], ["version", "list"]):
+            done = subprocess.run(
+                [sys.executable, "-m", "freshet", *command, "--folder", str(tmp_path / "run")],
+                env={**os.environ, "PYTHONPATH": path},
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
 
     assert not list((tmp_path / "run" / "versions").glob("0*"))

@@ -5,7 +5,7 @@ namespace. An id is the low 32 bits of its key, so lists, buckets and parts of t
 A dense column is a number after the spec's transforms except `standard`, because `--normalized` scales
 numbers; further learners get it centred, as freshet's linear weights do. The better choice depends on the
 stream: centred numbers gained .021 of AUC on one, lost .004 on another. Crosses are omitted, because `-q ::`
-has every pair. Letters: B samples, D dense columns, E batches.
+has every pair; those of three and four features it lacks. Letters: B samples, D dense columns, E batches.
 """
 
 from __future__ import annotations

@@ -96,6 +96,9 @@ class Writer(Protocol):
         so that this and a record's position are never less than its offset.
 
         Raises:
+            KeyError: a topic or partition does not exist. Nothing was written.
+            ValueError: columns of an append have different lengths, or a named writer's topics lie in several
+                groups. Nothing was written.
             TooLarge: a record exceeds its topic's `max_record_bytes`. This is checked before anything is
                 sent, so nothing was written. Kafka may raise it later, if the topic's limit was lowered
                 meanwhile; the message says whether other records of the call may be written.
@@ -124,6 +127,7 @@ class EventLog(Protocol):
         ignores it). A name is `[a-z0-9][a-z0-9._-]{0,200}`.
 
         Raises:
+            ConfigError: the name, the number of partitions or a setting of the log is not allowed.
             Mismatch: it exists with another number of partitions (fixed for a model's life).
         """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 
 import torch
@@ -123,19 +124,17 @@ def build_alone(spec: Spec, *, training: bool, precision: Precision, device: str
         return TorchDense(
             spec, KINDS[kind], training=training, precision=precision, new_placement=new_placement
         )
-    build = partial(_network_class(kind, spec.folder), **dict(spec.model.options))
+    network, options = _network_class(kind, spec.folder), dict(spec.model.options)
+    try:
+        inspect.signature(network).bind("its shape", **options)
+    except TypeError as error:
+        expected = f"arguments that {kind} takes after its shape"
+        raise ConfigError("spec", "model.options", options, expected, str(error)) from error
+    build = partial(network, **options)
     try:
         return TorchDense(spec, build, training=training, precision=precision, new_placement=new_placement)
     except FreshetError:
         raise
-    except TypeError as error:
-        raise ConfigError(
-            "spec",
-            "model.options",
-            dict(spec.model.options),
-            f"arguments that {kind} takes after its shape",
-            str(error),
-        ) from error
     except Exception as error:  # a user's class may raise any error
         raise ConfigError(
             "spec",

@@ -43,8 +43,10 @@ from freshet.types import F32, F64, Bool
 VARIANCE_FLOOR = 1e-12
 
 STANDARD_LIMIT = 10.0
-START_ROWS = 100.0  # a numeric label's scale is the deviation of that many; kept in step with hedge_start.hpp
 """Limit of standardised numbers, in deviations."""
+
+START_ROWS = 100.0
+"""Samples, by weight, whose deviation is a numeric label's scale; `kStartRows` of hedge_start.hpp."""
 
 
 class Sums:
@@ -188,6 +190,7 @@ class TorchDense:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(spec.model.seed)
             self.network = build(_shape(spec, self.plan)).to(self.placement.device)
+        _check_state(spec, self.network)
         self.names, self.flat = _flatten(self.network)
         self.first, self.second = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         lamb = spec.model.dense_optimizer == "lamb" and len(self.names) > 0
@@ -547,6 +550,24 @@ def _shape(spec: Spec, plan: InputPlan) -> Shape:
     vectors = {spec.features[i].name: dim for i, _, dim in plan.vectors}
     dense = len(layout_of(spec).dense) + len(plan.flags)
     return Shape(tuple(label.name for label in spec.labels), vectors, dense, tuple(spec.model.deep))
+
+
+def _check_state(spec: Spec, network: Model) -> None:
+    """Raise ConfigError for a parameter without a gradient, or a buffer that versions cannot hold."""
+
+    def error(expected: str, hint: str) -> ConfigError:
+        return ConfigError("spec", "model.kind", spec.model.kind, expected, hint)
+
+    for name, parameter in network.named_parameters():
+        if not parameter.requires_grad:
+            hint = f"{name} has requires_grad = False: make it a buffer (register_buffer)"
+            raise error("parameters that are all learned", hint)
+    for name, buffer in _kept_buffers(network).items():
+        try:
+            buffer.numpy(force=True)
+        except TypeError:
+            hint = f"{name} is {buffer.dtype}; use torch.float32"
+            raise error("buffers of a type of numpy", hint) from None
 
 
 def _flatten(network: Model) -> tuple[list[tuple[str, slice, tuple[int, ...]]], torch.Tensor]:

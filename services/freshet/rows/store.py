@@ -22,6 +22,7 @@ from freshet.types import I64, U8, U32, U64, Applied, Bool, Bucket, BucketMeta, 
 __all__ = [
     "A_STORE_OF_ITS_OWN",
     "FlushOutcome",
+    "LostMetas",
     "OnServers",
     "RowStore",
     "Sound",
@@ -80,12 +81,16 @@ class RowStore(Protocol):
         """Return the identity of the store; None before `create`."""
 
     def metas(self, buckets: Sequence[Bucket]) -> Mapping[Bucket, BucketMeta]:
-        """Return the meta of each bucket from the authoritative copy. Raises LostMetas if one is gone."""
+        """Return the meta of each bucket from the authoritative copy.
+
+        Raises KeyError for an unknown bucket, LostMetas if one is gone.
+        """
 
     def claim(self, buckets: Sequence[Bucket], fence: Fence) -> Mapping[Bucket, BucketMeta]:
         """Write a higher fence into each bucket's meta and return the new metas (PROTOCOL 10).
 
-        Later flushes under lower fences are FENCED. Raises Fenced if a bucket has a higher fence already.
+        Later flushes under lower fences are FENCED. Raises Fenced, and claims none of the buckets, if one has
+        a higher fence already.
         """
 
     def scan(self, buckets: Sequence[Bucket]) -> Iterator[RowRuns]:

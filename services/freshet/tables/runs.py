@@ -16,6 +16,8 @@ from freshet import _native
 from freshet.errors import Corrupt
 from freshet.types import I64, RUN, U8, U32, U64, Bool, RowRuns, Run
 
+__all__ = ["check_runs", "merge_runs", "pick_runs", "runs_of", "widths_of"]
+
 # --- Rows as pages of Redis hashes: arguments of writes, and the runs of read pages.
 #
 # A bucket's rows are one hash; each of its fields is a page: a run of one flush, or a part of one.

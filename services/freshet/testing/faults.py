@@ -53,7 +53,7 @@ class Faulty:
 
         Raises ValueError if `method` is no method.
         """
-        if not callable(getattr(self._inner, method)):
+        if not callable(getattr(self._inner, method, None)):
             raise ValueError(f"{method} is not a method")
         with self._lock:
             first = self._calls.get(method, 0) + nth

@@ -86,7 +86,12 @@ class VersionStore(Protocol):
         """
 
     def judge(self, number: int, verdict: str, reason: str) -> Manifest:
-        """Store the gate's verdict in the manifest, which is replaced atomically; returns it."""
+        """Store the gate's verdict in the manifest, which is replaced atomically; returns it.
+
+        Raises:
+            KeyError: there is no such version.
+            ValueError: there is no such verdict.
+        """
 
     def aliases(self) -> Aliases:
         """Return the version of each alias, without aliases that were never set. One that cannot be read is
@@ -104,7 +109,7 @@ class VersionStore(Protocol):
         """
 
     def delete(self, number: int) -> None:
-        """Delete a version. Raises ValueError if an alias points at it."""
+        """Delete a version, if it exists. Raises ValueError if an alias points at it."""
 
     def close(self) -> None:
         """Release the store's resources. Idempotent."""

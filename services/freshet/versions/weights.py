@@ -16,6 +16,16 @@ from numpy.typing import NDArray
 from freshet.errors import Corrupt
 from freshet.versions import ALIASES, Manifest, Version
 
+__all__ = [
+    "check_alias",
+    "check_number",
+    "check_verdict",
+    "pack",
+    "read_manifest",
+    "unpack",
+    "write_manifest",
+]
+
 _FORMAT = 1
 
 
@@ -96,7 +106,9 @@ def check_alias(alias: str) -> None:
 
 def pack(tensors: Mapping[str, NDArray[np.generic]]) -> tuple[bytes, str]:
     """Encode tensors of any shape and dtype as a safetensors file; returns its bytes and sha256 in hex."""
-    weights = safetensors.numpy.save({name: np.ascontiguousarray(t) for name, t in tensors.items()})
+    # numpy's function makes (1,) of a scalar
+    made = {name: np.ascontiguousarray(t).reshape(np.shape(t)) for name, t in tensors.items()}
+    weights = safetensors.numpy.save(made)
     return weights, hashlib.sha256(weights).hexdigest()
 
 

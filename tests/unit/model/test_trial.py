@@ -98,7 +98,28 @@ class Hidden(Good):
         return super().forward(x) * self.factor
 
 
+class Frozen(Good):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.layer.bias.requires_grad_(False)
+
+
+class Half(Good):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.register_buffer("scale", torch.ones((), dtype=torch.bfloat16))
+
+
+class Broken(Good):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.layer = torch.nn.Linear("8", 1)  # type: ignore[arg-type]
+
+
 MISTAKES = {
+    "Frozen": r"all learned(?s:.*)layer.bias has requires_grad = False: make it a buffer",
+    "Half": r"of a type of numpy(?s:.*)scale is torch.bfloat16",
+    "Broken": "model.kind(?s:.*)it raised TypeError",
     "Unfinished": "must define forward",
     "NoShape": "arguments that .*NoShape takes after its shape",
     "WrongFeature": "it raised KeyError: 'usr'",

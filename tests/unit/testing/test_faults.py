@@ -49,7 +49,7 @@ def test_a_script_counts_from_now_and_names_a_method() -> None:
     numbers.script("append", nth=1, error=Unavailable("x"))
     with pytest.raises(Unavailable):
         numbers.append(2)
-    with pytest.raises(AttributeError):
+    with pytest.raises(ValueError, match="no_such_method is not a method"):
         numbers.script("no_such_method", nth=1)
 
 

@@ -76,7 +76,7 @@ class Column:
         if result.dtype != np.float32:
             hint = f"it gave {result.dtype}; end with .astype(np.float32)"
             raise self.error(transform, "a column of float32", hint)
-        return result
+        return result if result.flags.writeable else result.copy()
 
     def error(self, transform: Transform, expected: str, hint: str) -> ConfigError:
         """Return an error about a step."""

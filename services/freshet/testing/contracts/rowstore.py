@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -406,6 +407,28 @@ class RowStoreContract:
         with pytest.raises(Fenced, match="1"):
             store.claim([Bucket(0), Bucket(1)], Fence(8))
         assert store.metas([Bucket(0)])[Bucket(0)].fence == 5
+
+    def test_the_number_of_rows_is_kept_with_them(
+        self, store: RowStore, open_store: Callable[[], RowStore]
+    ) -> None:
+        """A shard that takes a bucket over compares it with what it read, and waits while they differ."""
+        meta = store.metas([Bucket(1)])[Bucket(1)]
+        for rows in ({0: {7: 1, 8: 1}, 1: {9: 1}}, {0: {10: 1}}):
+            total = meta.rows + sum(map(len, rows.values()))
+            meta = next_meta(meta, rows=total)
+            assert outcomes_of(store, flush_of(Change(1, meta, rows)))[1] == FlushOutcome.DONE
+            assert open_store().metas([Bucket(1)])[Bucket(1)].rows == total == len(rows_of(store, 1))
+        assert store.claim([Bucket(1)], Fence(6))[Bucket(1)].rows == 4
+
+    def test_threads_share_a_store(self, store: RowStore) -> None:
+        def work(bucket: int) -> None:
+            for fill in range(1, 9):
+                self.flush(store, bucket, {0: {fill: fill}})
+                found = rows_of(store, bucket)
+                assert found == {(0, key): key for key in range(1, fill + 1)}
+
+        with ThreadPoolExecutor(BUCKETS) as pool:
+            list(pool.map(work, range(BUCKETS)))
 
     def test_an_unknown_bucket_is_a_key_error(self, store: RowStore) -> None:
         with pytest.raises(KeyError):

@@ -56,6 +56,7 @@ class VersionsContract:
 
     def test_an_empty_store_has_neither_versions_nor_aliases(self, store: VersionStore) -> None:
         assert (list(store.numbers()), dict(store.aliases())) == ([], {})
+        assert store.aliases().damaged == {}
 
     def test_another_handle_reads_a_stored_version(
         self, store: VersionStore, open_store: Callable[[], VersionStore]
@@ -67,6 +68,7 @@ class VersionsContract:
         assert set(version.tensors) == set(TENSORS)
         for name, tensor in TENSORS.items():
             assert version.tensors[name].dtype == tensor.dtype
+            assert version.tensors[name].shape == tensor.shape
             np.testing.assert_array_equal(version.tensors[name], tensor)
 
     def test_tensors_are_chosen_by_prefix(self, store: VersionStore) -> None:
@@ -125,6 +127,26 @@ class VersionsContract:
         assert list(store.numbers()) == []
         with pytest.raises(KeyError):
             store.get(1)
+
+    def test_deleting_what_is_not_there_is_no_error(self, store: VersionStore) -> None:
+        store.put(manifest_of(1), TENSORS)
+        for number in (1, 1, 9):
+            store.delete(number)
+        assert list(store.numbers()) == []
+
+    def test_threads_share_a_store(self, store: VersionStore) -> None:
+        def work(number: int) -> None:
+            store.put(manifest_of(number), {"w": np.full(1000, number)})
+            store.judge(number, "promoted", "")
+            store.point("candidate", number)
+            stored = store.get(number)
+            assert stored.manifest.verdict == "promoted"
+            np.testing.assert_array_equal(stored.tensors["w"], np.full(1000, number))
+            assert number in store.numbers()
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(16)))
+        assert list(store.numbers()) == list(range(16))
 
     def test_a_version_with_an_alias_is_not_deleted(self, store: VersionStore) -> None:
         store.put(manifest_of(1), TENSORS)

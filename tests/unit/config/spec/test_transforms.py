@@ -243,3 +243,12 @@ def test_infinite_result_outside_the_probe_counts_as_missing(folder: Path) -> No
     made = column(spec_of('"own_square:f"', folder)).run(np.array([3e38, 3], np.float32))
 
     np.testing.assert_array_equal(made, np.array([np.nan, 9], np.float32))
+
+
+def test_a_column_that_cannot_be_written_to_is_copied(folder: Path) -> None:
+    (folder / "own_constant.py").write_text(
+        "import numpy as np\ndef f(x):\n    return np.broadcast_to(np.float32(1), x.shape)\n"
+    )
+    made = column(spec_of('"own_constant:f"', folder)).run(np.array([np.nan, 3], np.float32))
+
+    np.testing.assert_array_equal(made, np.array([1, 1], np.float32))
