@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import chain
 
 import pytest
@@ -16,7 +17,7 @@ from .store import Cut, Meta, Outcome, judge_flush
 from .trainer import gather
 from .world import run_seed
 
-SEEDS = 500
+SEEDS = int(os.environ.get("FRESHET_TEST_SEEDS", "250"))
 CHUNK = 50  # seeds of one test, so that a failure names a few and the suite can be spread over cores
 
 # Most broken rules show within the first seeds. These need a rare company of faults: seeds known to show them
@@ -33,6 +34,7 @@ RARE: dict[str, tuple[int, ...]] = {
 BOUND = 1500
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_every_sample_is_learned_exactly_once_whatever_fails(first: int) -> None:
     failures = [run_seed(seed, Rules()) for seed in range(first, first + CHUNK)]

@@ -42,6 +42,11 @@ from freshet.types import F32, F64, Bool
 
 VARIANCE_FLOOR = 1e-12
 
+DENSE_ROWS_KNOWN, DENSE_GROWTH = 256.0, 3.0
+"""From so many values of a column on, a step adds at most so many times its sum of squares about the mean.
+One wild value (1e9) would make all others alike for ever; a column at a new level is followed within tens of
+steps. `kDenseRowsKnown` and `kDenseGrowth` of hedge.cpp."""
+
 STANDARD_LIMIT = 10.0
 """Limit of standardised numbers, in deviations."""
 
@@ -138,6 +143,10 @@ class Heads:
             if n > 0:  # Chan et al. 1979
                 away, all_n = total / n, column[0] + n
                 more = squares - total * away + away * away * column[0] * n / all_n
+                most = DENSE_GROWTH * column[2]
+                if column[0] >= DENSE_ROWS_KNOWN and column[2] > VARIANCE_FLOOR * column[0] and more > most:
+                    away *= np.sqrt(most / more)
+                    more = most
                 column[2] = max(column[2] + more, 0.0)  # equal numbers: rounding errors only, below 0 too
                 column[1] += away * n / all_n
                 column[0] = all_n

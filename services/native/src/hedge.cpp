@@ -11,6 +11,10 @@
 namespace freshet {
 namespace {
 
+// From so many values of a dense column on, a step adds at most so many times its sum of squares about the mean: one
+// wild value (1e9) would make all others alike for ever. A column at a new level is followed within some tens of steps.
+constexpr double kDenseRowsKnown = 256.0, kDenseGrowth = 3.0;
+
 // Added to the variance: a column that never changes standardises to 0.
 constexpr double kVarianceFloor = 1e-12;
 
@@ -210,8 +214,14 @@ void HedgeModel::begin_step(const std::vector<HedgeLane*>& lanes) {
       double* seen = &state.dense[3 * d];
       const double* more = all.dense(static_cast<int>(d));
       if (more[0] <= 0.0) continue;
-      const double away = more[1] / more[0], total = seen[0] + more[0];
-      const double squares = more[2] - more[1] * away + away * away * seen[0] * more[0] / total;
+      double away = more[1] / more[0];
+      const double total = seen[0] + more[0];
+      double squares = more[2] - more[1] * away + away * away * seen[0] * more[0] / total;
+      const double most = kDenseGrowth * seen[2];
+      if (seen[0] >= kDenseRowsKnown && seen[2] > kVarianceFloor * seen[0] && squares > most) {
+        away *= std::sqrt(most / squares);
+        squares = most;
+      }
       seen[2] = std::max(seen[2] + squares, 0.0);  // equal numbers have rounding errors only, below 0 too
       seen[1] += away * more[0] / total;
       seen[0] = total;

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freshet.config.avro.schema import Record, parse_schema
@@ -30,6 +30,7 @@ from freshet.features import SampleColumns, SampleDecoder
 from freshet.types import BytesColumn
 from tests.fixtures import feature_oracle as oracle
 from tests.fixtures.blocks import encode_block
+from tests.fixtures.effort import examples
 from tests.fixtures.samples import LAYOUT, SAMPLE, SAMPLES, SPEC, TIMES, decoder, sample_of
 
 BLOCKS = st.lists(st.lists(st.tuples(SAMPLES, TIMES), min_size=1, max_size=4), min_size=1, max_size=3)
@@ -147,6 +148,7 @@ BAD_RECORDS = {
         max_size=8,
     )
 )
+@settings(max_examples=examples(30))
 def test_block_ends_count_the_good_samples(parts: list[Any]) -> None:
     """A run decodes its batches together: a refused sample must not shift the next batch."""
     good = [0 if isinstance(part, str) else len(part) for part in parts]

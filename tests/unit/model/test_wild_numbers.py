@@ -116,3 +116,44 @@ def test_what_an_optimiser_holds_counts_as_state(kind: str) -> None:
     moment = model.moments()[1]
     moment[0] = np.inf
     assert not model.finite()
+
+
+@pytest.mark.parametrize("kind", ["hedge", "deepfm"])
+def test_one_wild_number_leaves_a_column_as_it_was(kind: str) -> None:
+    spec, rng = make_spec(kind=kind, dense=[(True, False)]), np.random.default_rng(1)
+    batches = [make_batch(spec, 256, rng) for _ in range(20)]
+    for batch in batches:
+        batch.dense[:] = 5 + rng.normal(size=batch.dense.shape)
+    batches[10].dense[7] = 1e9
+    count, mean, squares = trained(spec, batches).state()["statistics/dense"].reshape(-1)
+
+    assert count == 20 * 256
+    assert abs(mean - 5) < 0.5
+    assert 0.9 < np.sqrt(squares / count) < 1.8
+
+
+@pytest.mark.parametrize("kind", ["hedge", "deepfm"])
+def test_a_column_at_a_new_level_is_followed(kind: str) -> None:
+    spec, rng = make_spec(kind=kind, dense=[(True, False)]), np.random.default_rng(1)
+    batches = [make_batch(spec, 256, rng) for _ in range(60)]
+    for i, batch in enumerate(batches):
+        batch.dense[:] = (5 if i < 20 else 1005) + rng.normal(size=batch.dense.shape)
+    count, mean, squares = trained(spec, batches).state()["statistics/dense"].reshape(-1)
+    seen = np.concatenate([batch.dense for batch in batches])
+
+    assert abs(mean - seen.mean()) < 0.3 * seen.std()
+    assert 0.5 < np.sqrt(squares / count) / seen.std() < 1.2
+
+
+@pytest.mark.parametrize("kind", ["hedge", "deepfm"])
+@pytest.mark.parametrize("first", [0.0, 3.0])
+def test_a_column_that_begins_to_vary_is_measured(kind: str, first: float) -> None:
+    """It has no deviation yet that could bound what a step adds."""
+    spec, rng = make_spec(kind=kind, dense=[(True, False)]), np.random.default_rng(1)
+    batches = [make_batch(spec, 256, rng) for _ in range(20)]
+    for i, batch in enumerate(batches):
+        batch.dense[:] = first if i < 4 else np.float32(rng.random(batch.dense.shape) < 0.01)
+    count, mean, squares = trained(spec, batches).state()["statistics/dense"].reshape(-1)
+    seen = np.concatenate([batch.dense for batch in batches]).astype(np.float64)
+
+    np.testing.assert_allclose([mean, squares / count], [seen.mean(), seen.var()], rtol=1e-6)

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import hiredis
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freshet.errors import Corrupt
@@ -20,6 +20,7 @@ from freshet.tables.runs import (
     widths_of,
 )
 from freshet.types import RowRuns, Run
+from tests.fixtures.effort import examples
 
 WIDTHS = {0: 3, 200: 12}
 Rows = dict[int, dict[int, dict[int, bytes]]]
@@ -92,6 +93,7 @@ def test_pages_decode_to_the_written_rows_at_any_size(rows: Rows, page_bytes: in
 
 
 @given(st.lists(st.tuples(TABLES, st.lists(KEYS, max_size=5)), max_size=5), st.randoms(use_true_random=False))
+@settings(max_examples=examples(40))
 def test_the_newest_page_is_valid_in_any_order(flushes, random):
     expected: dict[tuple[int, int, int], bytes] = {}
     pages = []
@@ -106,6 +108,7 @@ def test_the_newest_page_is_valid_in_any_order(flushes, random):
 
 
 @given(TABLES, st.lists(KEYS, max_size=5), st.sampled_from(list(WIDTHS)), st.lists(KEYS, max_size=4))
+@settings(max_examples=examples(40))
 def test_a_page_that_is_not_chosen_lacks_the_key(tables, gone, table: int, keys):
     ((_, found),) = write({3: tables}, removed={3: gone}, page_bytes=60)
     wanted = np.array(keys, np.uint64)
@@ -133,6 +136,7 @@ def test_any_answer_of_a_server_is_rows_or_corrupt(answer):
 
 
 @given(TABLES.filter(lambda t: t[0] or t[200]), st.data())
+@settings(max_examples=examples(40))
 def test_a_page_with_a_changed_byte_is_corrupt(tables, data):
     ((_, found),) = write({3: tables})
     i = data.draw(st.sampled_from(range(1, len(found), 2)))

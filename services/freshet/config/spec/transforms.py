@@ -263,8 +263,8 @@ TRANSFORMS: Mapping[str, Transform] = {
         Transform(
             "standard",
             "subtracts the mean, divides by the deviation, clips at ±10; the last step",
-            state="mean and deviation of all values so far, with the dense weights: `clip` before it where a"
-            " value may be wild, as one of 1e9 would make all others look alike",
+            state="mean and deviation of all values so far, with the dense weights; a single wild value moves"
+            " them little, `clip` before it bounds many",
         ),
     )
 }
