@@ -52,7 +52,7 @@ the figures of any process on Linux by Prometheus' client: `process_resident_mem
 
 def page() -> str:
     """The whole page."""
-    lines = [header("Metrics", "the METRICS of a service"), INTRO]
+    lines = [header("Metrics", "what `SERVICES` of ops/reference/metrics_page.py lists"), INTRO]
     for service, metrics in {"every service": PROCESS_METRICS, **SERVICES}.items():
         lines += [
             f"## {service}\n",

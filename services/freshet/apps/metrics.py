@@ -148,7 +148,7 @@ JOINER_METRICS = (
         "Impressions (stream served), actions and shown events by outcome, in commits of this process: "
         "new or matched; again (the label is already true); repeated; late (already decided, or older than "
         "all that is open); outside (dated before its impression by more than the grace); orphan (no "
-        "impression within the grace, or dated after every window of its impression); no_label (true for no "
+        "impression within the grace, or dated after the windows of all its labels); no_label (true for no "
         "label).",
         ("stream", "outcome"),
         at=_outcomes,

@@ -36,7 +36,7 @@ class Outcome(enum.IntEnum):
     WAITING = 4  # its impression is not known yet
     ALREADY_TRUE = 5  # all labels of the action are true already
     OUT_OF_WINDOW = 6  # before its impression by more than the grace
-    AFTER_WINDOW = 7  # after all windows of its impression
+    AFTER_WINDOW = 7  # after the windows of all labels that it meets; it waits for another impression
     NO_LABEL = 8  # the action matches no label
 
 

@@ -255,7 +255,8 @@ class Gate:
         default=2_000,
     )
     floor: int = tunable(
-        "with fewer labelled samples, no version replaces `stable`, unless that is the untrained first one",
+        "with fewer labelled samples, no version replaces `stable`, unless that is the untrained first one or"
+        " cannot be read",
         Integer(0, 10_000_000),
         default=100,
     )

@@ -53,7 +53,7 @@ enum class Outcome : uint8_t {
   kWaiting,         // no impression yet
   kUnchanged,       // an action on labels that are true already
   kBeforeWindow,    // before its impression by more than the grace
-  kAfterWindows,    // after every window of its impression: it waits for another one, as a replay may not find this one
+  kAfterWindows,    // after its labels' windows: it waits for another impression, as a replay may not find this one
   kNoLabel,         // an action that matches no label
 };
 
