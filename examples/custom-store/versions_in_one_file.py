@@ -6,7 +6,6 @@ as SQLite commits rows as a whole; several processes may use the file.
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,13 +13,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
-import safetensors.numpy
 from numpy.typing import NDArray
 
 from freshet.errors import Corrupt, Unavailable
 from freshet.sqlite import folder_of
-from freshet.versions import ALIASES, Aliases, Manifest, Version
-from freshet.versions.weights import read_manifest, write_manifest
+from freshet.versions import Aliases, Manifest, Version
+from freshet.versions.weights import (
+    check_alias,
+    check_verdict,
+    pack,
+    read_manifest,
+    unpack,
+    write_manifest,
+)
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS versions (
@@ -28,7 +33,6 @@ CREATE TABLE IF NOT EXISTS versions (
 );
 CREATE TABLE IF NOT EXISTS aliases (alias TEXT PRIMARY KEY, number INTEGER NOT NULL REFERENCES versions);
 """
-VERDICTS = ("pending", "promoted", "held")
 
 
 def open_url(url: str) -> OneFile:
@@ -49,10 +53,8 @@ class OneFile:
 
     def put(self, manifest: Manifest, tensors: Mapping[str, NDArray[np.generic]]) -> Manifest:
         """Store a version durably; `sha256` is filled in."""
-        # numpy's function makes (1,) of a scalar
-        made = {name: np.ascontiguousarray(t).reshape(np.shape(t)) for name, t in tensors.items()}
-        weights = safetensors.numpy.save(made)
-        manifest = replace(manifest, sha256=hashlib.sha256(weights).hexdigest())
+        weights, sha256 = pack(tensors)
+        manifest = replace(manifest, sha256=sha256)
         row = (manifest.number, write_manifest(manifest), weights)
         with self._changing() as file:
             if file.execute("SELECT 1 FROM versions WHERE number = ?", row[:1]).fetchone():
@@ -71,16 +73,11 @@ class OneFile:
     def get(self, number: int, prefixes: Sequence[str] = ()) -> Version:
         """A version with all tensors, or those whose names start with one of `prefixes`."""
         manifest, weights = self._read(number, "SELECT manifest, weights FROM versions WHERE number = ?")
-        if hashlib.sha256(weights).hexdigest() != manifest.sha256:
-            raise Corrupt(f"{self._path}: the weights of version {number} do not match their sha256")
-        tensors = safetensors.numpy.load(weights)
-        chosen = {n: t for n, t in tensors.items() if not prefixes or n.startswith(tuple(prefixes))}
-        return Version(manifest, chosen)
+        return unpack(manifest, weights, prefixes, f"{self._path}, version {number}")
 
     def judge(self, number: int, verdict: str, reason: str) -> Manifest:
         """Record the gate's verdict in the manifest."""
-        if verdict not in VERDICTS:
-            raise ValueError(f"a verdict is one of {', '.join(VERDICTS)}, found {verdict!r}")
+        check_verdict(verdict)
         with self._changing() as file:
             manifest = replace(self.manifest(number), verdict=verdict, reason=reason)
             file.execute(
@@ -94,8 +91,7 @@ class OneFile:
 
     def point(self, alias: str, number: int) -> None:
         """Move an alias."""
-        if alias not in ALIASES:
-            raise ValueError(f"an alias is one of {', '.join(ALIASES)}, found {alias!r}")
+        check_alias(alias)
         with self._changing() as file:
             self.manifest(number)
             file.execute("INSERT OR REPLACE INTO aliases VALUES (?, ?)", (alias, number))

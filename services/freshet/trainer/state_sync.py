@@ -29,6 +29,7 @@ from freshet.trainer.gradient_sums import GradientSums
 from freshet.trainer.process_group import ProcessGroup, RankLost
 from freshet.trainer.quality import Quality
 from freshet.trainer.step_coordinator import DenseLedger
+from freshet.versions.weights import contiguous
 
 log = structlog.get_logger("freshet.trainer")
 
@@ -53,8 +54,7 @@ class Progress:
 
 def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """Encode named arrays of any shape as safetensors; no bytes for no array."""
-    packed = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    return safetensors.numpy.save(packed) if packed else b""
+    return safetensors.numpy.save(contiguous(arrays)) if arrays else b""
 
 
 def unpack_arrays(data: bytes) -> dict[str, NDArray[Any]]:

@@ -104,11 +104,17 @@ def check_alias(alias: str) -> None:
         raise ValueError(f"an alias is one of {', '.join(ALIASES)}, found {alias!r}")
 
 
+def contiguous(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return tensors of any shape, each in C order: safetensors writes an array's memory as it lies.
+
+    A scalar keeps its shape, unlike with `np.ascontiguousarray`.
+    """
+    return {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
+
+
 def pack(tensors: Mapping[str, NDArray[np.generic]]) -> tuple[bytes, str]:
     """Encode tensors of any shape and dtype as a safetensors file; returns its bytes and sha256 in hex."""
-    # numpy's function makes (1,) of a scalar
-    made = {name: np.ascontiguousarray(t).reshape(np.shape(t)) for name, t in tensors.items()}
-    weights = safetensors.numpy.save(made)
+    weights = safetensors.numpy.save(contiguous(tensors))
     return weights, hashlib.sha256(weights).hexdigest()
 
 

@@ -15,7 +15,7 @@ from freshet.errors import Corrupt
 from freshet.model.inputs import Labels, ModelInputs
 from freshet.trainer.process_group import ProcessGroup, RankLost
 from freshet.trainer.quality import Quality
-from freshet.trainer.state_sync import SharedMeasures, unpack_arrays
+from freshet.trainer.state_sync import SharedMeasures, pack_arrays, unpack_arrays
 from freshet.types import F32, Fence, OffsetRange
 from tests.fixtures.specs import make_spec
 
@@ -201,3 +201,16 @@ def test_invalid_measures_are_refused(data: bytes) -> None:
 def test_invalid_arrays_are_refused() -> None:
     with pytest.raises(Corrupt):
         unpack_arrays(b"no arrays")
+
+
+def test_arrays_reach_another_rank_in_their_shape() -> None:
+    arrays = {"scalar": np.array(2.5), "across": np.arange(6).reshape(2, 3).T, "none": np.zeros((0, 2))}
+    found = unpack_arrays(pack_arrays(arrays))
+
+    assert {name: array.shape for name, array in found.items()} == {
+        "scalar": (),
+        "across": (3, 2),
+        "none": (0, 2),
+    }
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
