@@ -258,6 +258,7 @@ class HedgeModel:
         hidden: Sequence[int],
         discount: float,
         dense_rate: float,
+        momentum: float,
         warmup_steps: int,
         batch_rows: int,
         bias_rate: float,

@@ -237,7 +237,7 @@ class NamesTensors(Protocol):
 
 @runtime_checkable
 class FreezesVariance(Protocol):
-    """A `DenseModel` whose lanes' float32 gradient is stepped by Adam, with betas 0.9 and 0.999.
+    """A `DenseModel` whose lanes' float32 gradient is stepped by Adam, with a beta2 of 0.999.
 
     1-bit Adam sums momenta, so it must read the moments, and have steps that leave the second as it is.
     """

@@ -57,6 +57,7 @@ class HedgeDense:
             hidden=[padded(width) for width in self._hidden],
             discount=spec.model.hedge_discount,
             dense_rate=spec.model.dense_lr,
+            momentum=spec.model.dense_momentum,
             warmup_steps=spec.model.dense_warmup_steps,
             batch_rows=spec.train.batch_rows,
             bias_rate=spec.model.bias_lr,

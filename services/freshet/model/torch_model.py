@@ -349,7 +349,8 @@ class TorchDense:
         same weight at all batch sizes.
         """
         model, t = self.spec.model, self._steps
-        self.first.mul_(0.9).add_(gradient, alpha=0.1)
+        kept = model.dense_momentum
+        self.first.mul_(kept).add_(gradient, alpha=1 - kept)
         if not frozen:
             self.second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
         rate = model.dense_lr * min(1.0, t / max(model.dense_warmup_steps, 1))
@@ -358,9 +359,9 @@ class TorchDense:
         )
         with torch.no_grad():
             if self.trust is None:
-                self.flat.addcdiv_(self.first, root, value=-rate / (1 - 0.9**t))
+                self.flat.addcdiv_(self.first, root, value=-rate / (1 - kept**t))
                 return
-            update = self.first / root.mul_(1 - 0.9**t)
+            update = self.first / root.mul_(1 - kept**t)
             found = self.placement.fetch({"weights": self.flat, "update": update})
             ratios = self.trust.of_step(found["weights"], found["update"], frozen=frozen)
             for (_, place, _), ratio in zip(self.names, ratios.tolist(), strict=True):

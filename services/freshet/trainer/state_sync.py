@@ -160,6 +160,7 @@ def terms_of(spec: Spec) -> dict[str, Any]:
     terms = {
         "model.bias_lr": model.bias_lr,
         "model.dense_lr": model.dense_lr,
+        "model.dense_momentum": model.dense_momentum,
         "model.dense_optimizer": model.dense_optimizer,
         "model.dense_warmup_steps": model.dense_warmup_steps,
         "model.hedge_discount": model.hedge_discount,

@@ -166,7 +166,7 @@ void bind_model(nb::module_& m) {
           "__init__",
           [](HedgeModel* self, const InputTuple& input, const std::vector<int>& losses, const std::vector<bool>& early,
              const std::vector<std::tuple<int, bool, bool, float, bool, bool, bool>>& experts,
-             const std::vector<int>& hidden, double discount, double dense_rate, int64_t warmup_steps,
+             const std::vector<int>& hidden, double discount, double dense_rate, double momentum, int64_t warmup_steps,
              int64_t batch_rows, double bias_rate, bool training, bool bf16,
              const std::optional<std::string>& kernels) {
             HedgePlan plan;
@@ -181,14 +181,16 @@ void bind_model(nb::module_& m) {
             plan.hidden = hidden;
             plan.discount = discount;
             plan.dense_rate = dense_rate;
+            plan.momentum = momentum;
             plan.warmup_steps = warmup_steps;
             plan.batch_rows = batch_rows;
             plan.bias_rate = bias_rate;
             new (self) HedgeModel(std::move(plan), training, bf16, chosen(kernels));
           },
           nb::kw_only(), nb::arg("input"), nb::arg("losses"), nb::arg("early"), nb::arg("experts"), nb::arg("hidden"),
-          nb::arg("discount"), nb::arg("dense_rate"), nb::arg("warmup_steps"), nb::arg("batch_rows") = 256,
-          nb::arg("bias_rate"), nb::arg("training"), nb::arg("bf16"), nb::arg("kernels").none() = nb::none())
+          nb::arg("discount"), nb::arg("dense_rate"), nb::arg("momentum"), nb::arg("warmup_steps"),
+          nb::arg("batch_rows") = 256, nb::arg("bias_rate"), nb::arg("training"), nb::arg("bf16"),
+          nb::arg("kernels").none() = nb::none())
       .def(
           "array", [](nb::handle self, const std::string& name) { return named(self, name); },
           "A view of one flat array of the state; call refresh() after writing to it.")

@@ -237,7 +237,7 @@ void HedgeModel::step_part(const std::vector<HedgeLane*>& lanes, int part, int p
   const double warm =
       std::min(1.0, static_cast<double>(state.step) / static_cast<double>(std::max<int64_t>(plan_.warmup_steps, 1)));
   const double epsilon = 1e-8 / static_cast<double>(std::max<int64_t>(plan_.batch_rows, 1));
-  const AdamStep adam{state.step, state.variance_step, frozen_, plan_.dense_rate * warm, epsilon};
+  const AdamStep adam{state.step, state.variance_step, frozen_, plan_.dense_rate * warm, plan_.momentum, epsilon};
   if (!mlp.step(gradients_of(lanes), over_, adam, part, parts) && not_finite_step_.exchange(state.step) != state.step)
     not_finite_steps++;  // by one part of the step alone
 }

@@ -65,7 +65,7 @@ MlpView Mlp::view(float* gradients) const {
 }
 
 bool Mlp::step(const std::vector<float*>& gradients, double rows, const AdamStep& adam, int part, int parts) {
-  const double c1 = 1.0 - std::pow(0.9, static_cast<double>(adam.steps));
+  const double c1 = 1.0 - std::pow(adam.momentum, static_cast<double>(adam.steps));
   const double c2 = 1.0 - std::pow(0.999, static_cast<double>(std::max<int64_t>(adam.variance_steps, 1)));
   std::vector<float*> of_range(gradients.size());
   bool finite = true;
@@ -75,7 +75,8 @@ bool Mlp::step(const std::vector<float*>& gradients, double rows, const AdamStep
       finite &= kernels_.adam(weights_.data() + at, first_.data() + at, second_.data() + at, of_range.data(),
                               static_cast<int>(of_range.size()), n, static_cast<float>(1.0 / rows),
                               static_cast<float>(adam.rate / c1), static_cast<float>(1.0 / std::sqrt(c2)),
-                              static_cast<float>(adam.epsilon), adam.freezes_variance ? 1.0f : 0.999f);
+                              static_cast<float>(adam.epsilon), static_cast<float>(adam.momentum),
+                              adam.freezes_variance ? 1.0f : 0.999f);
     else
       for (float* g : of_range) std::fill_n(g, n, 0.0f);
   };

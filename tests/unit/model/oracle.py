@@ -365,9 +365,9 @@ class Oracle:
         with torch.no_grad():
             for name, weights in self.weights.items():
                 g = sum(part["weights"][name] for part in parts) / max(total, self.spec.train.batch_rows)
-                self.first[name].mul_(0.9).add_(g, alpha=0.1)
+                self.first[name].mul_(model.dense_momentum).add_(g, alpha=1 - model.dense_momentum)
                 self.second[name].mul_(0.999).add_(g * g, alpha=0.001)
-                m = self.first[name] / (1 - 0.9**self.steps)
+                m = self.first[name] / (1 - model.dense_momentum**self.steps)
                 v = self.second[name] / (1 - 0.999**self.steps)
                 update = m / (v.sqrt() + 1e-8 / self.spec.train.batch_rows)
                 if model.dense_optimizer == "lamb" and weights.norm() > 0:

@@ -64,6 +64,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "counts beside wide": {"experts": ("counts", "wide"), "lists": ("mean", "sum")},
     "stack of two": {"experts": ("fast", "stack", "wide"), "losses": ("mse", "logloss")},
     "stack of one": {"experts": ("stack", "deep")},
+    "momentum": {"experts": ("wide", "deep"), "dense_momentum": 0.0},
 }
 
 

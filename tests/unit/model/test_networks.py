@@ -65,10 +65,18 @@ class FromOracle(Oracle):
 
 
 @pytest.mark.parametrize(
-    ("kind", "optimizer"), [*((kind, "adam") for kind in KINDS), ("deepfm", "lamb"), (KINDS[-1], "lamb")]
+    ("kind", "optimizer", "momentum"),
+    [
+        *((kind, "adam", 0.9) for kind in KINDS),
+        ("deepfm", "lamb", 0.9),
+        (KINDS[-1], "lamb", 0.0),
+        ("dlrm", "adam", 0.0),
+    ],
 )
-def test_gradients_and_steps_equal_autograd_of_the_whole_model(kind: str, optimizer: str) -> None:
-    spec = spec_of(kind, dense_optimizer=optimizer)
+def test_gradients_and_steps_equal_autograd_of_the_whole_model(
+    kind: str, optimizer: str, momentum: float
+) -> None:
+    spec = spec_of(kind, dense_optimizer=optimizer, dense_momentum=momentum)
     model = shaken(spec)
     oracle = FromOracle(spec, model)
     rng = np.random.default_rng(0)

@@ -200,6 +200,7 @@ def test_terms_are_what_changes_the_state_of_ranks() -> None:
     train, model = SPEC.train, SPEC.model
     others = [
         replace(SPEC, model=replace(model, dense_lr=0.5)),
+        replace(SPEC, model=replace(model, dense_momentum=0.5)),
         replace(SPEC, model=replace(model, dense_warmup_steps=7)),
         replace(SPEC, model=replace(model, bias_lr=0.7)),
         replace(SPEC, model=replace(model, hedge_discount=0.9)),

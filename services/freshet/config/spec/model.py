@@ -120,6 +120,12 @@ class Model:
         default="adam",
     )
     dense_lr: float = tunable("step size for dense weights", Number(0, 1, open_low=True), default=1e-3)
+    dense_momentum: float = tunable(
+        "part of a dense step's direction that the next one keeps, beta1 of Adam and LAMB; 0 follows a "
+        "stream faster, for labels that come within seconds",
+        Number(0, 0.999),
+        default=0.9,
+    )
     dense_warmup_steps: int = tunable(
         "steps over which dense_lr rises from 0", Integer(0, 1_000_000), default=100
     )

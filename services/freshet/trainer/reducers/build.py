@@ -14,7 +14,7 @@ from freshet.trainer.reducers.dct import SHARE, Dct
 from freshet.trainer.reducers.group_codecs import IntegerCodec
 from freshet.trainer.reducers.ladder import LadderReducer
 from freshet.trainer.reducers.levels import AdaptiveLevels
-from freshet.trainer.reducers.one_bit_adam import MomentumReducer, OneBitAdam
+from freshet.trainer.reducers.one_bit_adam import Betas, MomentumReducer, OneBitAdam
 from freshet.trainer.reducers.one_bit_lamb import LambReducer, OneBitLamb
 from freshet.trainer.reducers.two_phase import TwoPhase
 
@@ -59,9 +59,10 @@ def _momentum_reducer(spec: Spec, model: DenseModel) -> MomentumReducer:
             "fp32, auto, int8, int4, adaquantfl or dct",
             f"it sums the momenta of Adam or LAMB, and model.kind {spec.model.kind!r} has none",
         )
+    betas = Betas(first=spec.model.dense_momentum)
     if trust is None:
-        return MomentumReducer(OneBitAdam(size, warmup_steps=warmup_steps), model)
-    return LambReducer(OneBitLamb(trust.ends, warmup_steps=warmup_steps), model, trust)
+        return MomentumReducer(OneBitAdam(size, betas, warmup_steps=warmup_steps), model)
+    return LambReducer(OneBitLamb(trust.ends, betas, warmup_steps=warmup_steps), model, trust)
 
 
 def _tensor_ends(model: DenseModel) -> Sequence[int]:

@@ -42,7 +42,7 @@ struct HedgePlan {
   std::vector<int> hidden;  // of the MLP, padded to 16
   bool fm = false, mlp = false;
   double discount = 0.999;  // of an expert's past loss, per row
-  double dense_rate = 1e-3, bias_rate = 0.5;
+  double dense_rate = 1e-3, momentum = 0.9, bias_rate = 0.5;
   int64_t warmup_steps = 100, batch_rows = 256;
   float standard_limit = 10.0f;
 

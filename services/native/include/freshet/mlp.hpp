@@ -44,7 +44,7 @@ struct MlpShape {
 struct AdamStep {
   int64_t steps = 1, variance_steps = 1;  // this one counted, of the variance if it moves
   bool freezes_variance = false;
-  double rate = 1e-3, epsilon = 1e-8;
+  double rate = 1e-3, momentum = 0.9, epsilon = 1e-8;
 };
 
 class Mlp {

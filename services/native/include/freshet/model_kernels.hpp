@@ -124,9 +124,10 @@ struct Kernels {
   void (*pack)(Mode mode, const float* weights, int inputs, int outputs, int back_from, int from, int to, float* panels,
                float* transposed);
   // p -= lr · m̂ / (√v̂ + epsilon) over [0, n), n a multiple of 16. The gradient is the lanes' sum, which `inverse` makes
-  // a mean; each lane's is zeroed. `b2` is the decay of the variance; with 1 it stays as it is.
+  // a mean; each lane's is zeroed. `b1` and `b2` are the decays of mean and variance; with a `b2` of 1
+  // the variance stays as it is.
   bool (*adam)(float* p, float* m, float* v, float* const* g, int lanes, int64_t n, float inverse, float rate,
-               float root_correction, float epsilon, float b2);
+               float root_correction, float epsilon, float b1, float b2);
   void (*add)(float* into, const float* from, int64_t n);
   // sigmoid and softplus of n logits: p = 1/(1+e^-z), s = log(1+e^z).
   void (*logistic)(const float* z, float* p, float* s, int64_t n);
