@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from freshet import _native
 from freshet.config.avro.schema import Array, Enum, Fixed, Primitive, Record, Type, Union, spell
@@ -107,6 +108,13 @@ class AcceptedBodies:
         by_partition = np.zeros(len(self.starts) - 1, np.int64)
         by_partition[self._used] = firsts
         return _native.write_acks(topic, self.counts, self.partitions, self.positions, by_partition)
+
+    def bodies_in(self, partition: int) -> NDArray[np.bool_]:
+        """Return (R,) whether a body has events in this partition."""
+        bodies = np.repeat(np.arange(len(self.counts)), np.maximum(self.counts, 0))
+        found = np.zeros(len(self.counts), np.bool_)
+        found[bodies[self.partitions == partition]] = True
+        return found
 
     @property
     def _used(self) -> I64:

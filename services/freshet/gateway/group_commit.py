@@ -1,7 +1,9 @@
 """Group commit: one append for the events of all requests that arrive within a few milliseconds.
 
-A durable append costs about the same for one record as for a thousand. Appends run in a thread, one at a
-time; requests that arrive meanwhile form the next.
+A durable append costs about the same for one record as for a thousand. A thread appends in turns: requests
+that arrive during a turn form the next. Events of a request, or of all requests of a turn to one partition,
+are a group that the log answers by itself. A turn ends once all its groups are answered, or after `TURN_S`:
+then the answers of slow partitions are still outstanding while the next turns begin.
 """
 
 from __future__ import annotations
@@ -9,23 +11,22 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from time import perf_counter
+from functools import partial
 
 import structlog
 from prometheus_client import CollectorRegistry
 
 from freshet.errors import Overloaded, TooLarge, Unavailable
 from freshet.gateway import metrics
-from freshet.log import Writer
-from freshet.log.records import append_gathered
+from freshet.log import GroupOutcome, GroupWriter
 from freshet.types import Append, BytesColumn
 
-Done = Callable[[Sequence[int] | Exception], None]
-"""Called once, on the loop, with the first offset of each durable append, or with the error."""
+Done = Callable[[Sequence[GroupOutcome | None]], None]
+"""Called on the loop when groups have been answered, with the outcome of each group; None: outstanding."""
 
 Check = Callable[[], None]
 """Validates queued requests and submits their events. An exception is logged; other checks run."""
@@ -34,6 +35,13 @@ logger = structlog.get_logger(__name__)
 
 HEALTHY_AGAIN_S = 5.0
 """Seconds for which a failed append makes the gateway unready."""
+
+TURN_S = 0.02
+"""Longest wait for the answers of a turn before the next turn begins."""
+
+_STEP_S = 0.005
+"""Interval at which the thread sees that a turn is answered, or that one waits, while earlier groups are
+outstanding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +52,6 @@ class Entry:
     partition: int
     key: bytes
     value: bytes
-
-    @property
-    def size(self) -> int:
-        """Bytes that count against the queue's limit."""
-        return len(self.key) + len(self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,51 +112,118 @@ def offsets_of(first: Sequence[int], places: Iterable[tuple[int, int]]) -> list[
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _Group:
     appends: Sequence[Append]
     events: int
     size: int  # bytes of records and keys
+    submitted: _Submitted
+    place: int  # in `submitted`
+    started: float = 0.0  # of its turn, by time.perf_counter
+
+
+@dataclass(slots=True, eq=False)
+class _Submitted:
+    """The groups of one call of `submit`."""
+
     done: Done
+    events: int
+    groups: list[_Group]
+    outcomes: list[GroupOutcome | None]
 
 
-_Outcomes = Sequence[Sequence[int] | TooLarge]
-"""For each group: the first offset of each of its appends, or the reason why not all of it was written."""
+def _events(append: Append) -> int:
+    return len(append.values)
+
+
+def _size(append: Append) -> int:
+    """Return the bytes of records and keys."""
+    return len(append.values.data) + (0 if append.keys is None else len(append.keys.data))
+
+
+_Answers = list[tuple[_Group, GroupOutcome]]
 
 
 class _Appending:
-    """Appends batches one at a time on a daemon thread.
+    """Appends groups in turns, on a daemon thread.
 
     The process does not wait for the thread at its end, as an append may block until the log's time-out.
     """
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: GroupWriter) -> None:
         self._writer = writer
-        self._jobs: queue.SimpleQueue[tuple[Sequence[Sequence[Append]], Future[_Outcomes]] | None]
-        self._jobs = queue.SimpleQueue()
+        self._turns: queue.SimpleQueue[Sequence[_Group] | None] = queue.SimpleQueue()
+        self._ended = False  # groups that are still queued are not appended
+        self._turn: set[_Group] = set()  # this turn's groups without an answer
+        self._earlier: set[_Group] = set()  # groups of earlier turns without an answer
+        self._answers: _Answers = []
 
-    def start(self) -> None:
-        """Start the thread."""
-        threading.Thread(target=self._run, name="commit", daemon=True).start()
+    def start(self, answer: Callable[[_Answers, bool], None]) -> None:
+        """Start the thread. `answer` is called on the running loop: new answers, and whether a turn ended."""
+        loop = asyncio.get_running_loop()
 
-    def append(self, groups: Sequence[Sequence[Append]]) -> Future[_Outcomes]:
-        """Queue the appends of several requests, one group each."""
-        done: Future[_Outcomes] = Future()
-        self._jobs.put((groups, done))
-        return done
+        def deliver(turn_ended: bool) -> None:
+            if turn_ended or self._answers:
+                answers, self._answers = self._answers, []
+                loop.call_soon_threadsafe(answer, answers, turn_ended)
+
+        threading.Thread(target=self._run, args=(deliver,), name="commit", daemon=True).start()
+
+    def append(self, groups: Sequence[_Group]) -> None:
+        """Queue the groups of the next turn."""
+        self._turns.put(groups)
 
     def end(self) -> None:
-        """End the thread after the queued appends."""
-        self._jobs.put(None)
+        """End the thread once all groups of turns that have begun are answered."""
+        self._ended = True
+        self._turns.put(None)
 
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            groups, done = job
-            if not done.set_running_or_notify_cancel():
-                continue  # the gateway has stopped and has answered these requests
-            try:
-                done.set_result(append_gathered(self._writer.append, groups))
-            except BaseException as error:  # the request raises it
-                done.set_exception(error)
+    def _run(self, deliver: Callable[[bool], None]) -> None:
+        with suppress(RuntimeError):  # the loop was closed: the gateway has stopped
+            while self._earlier or not self._ended or not self._turns.empty():
+                try:
+                    groups = self._turns.get(timeout=_STEP_S if self._earlier else None)
+                except queue.Empty:
+                    self._wait(_STEP_S)
+                    deliver(False)
+                    continue
+                if groups is not None:
+                    self._append(groups)
+                    deliver(True)
+
+    def _append(self, groups: Sequence[_Group]) -> None:
+        """Run a turn."""
+        if self._ended:  # the gateway has answered them
+            error = Unavailable("the gateway stopped before this was written; send it again")
+            self._answers += ((group, error) for group in groups)
+            return
+        ends = time.monotonic() + TURN_S
+        self._turn.update(groups)
+        try:
+            self._writer.append([group.appends for group in groups], partial(self._answered, groups))
+        except Exception as error:
+            self._fail(self._turn, error)
+        while self._turn and time.monotonic() < ends:
+            self._wait(_STEP_S)
+        self._earlier |= self._turn
+        self._turn.clear()
+
+    def _wait(self, within_s: float) -> None:
+        try:
+            self._writer.wait(within_s)
+        except Exception as error:
+            self._fail(self._turn, error)
+            self._fail(self._earlier, error)
+
+    def _answered(self, groups: Sequence[_Group], index: int, outcome: GroupOutcome) -> None:
+        group = groups[index]
+        for unanswered in (self._turn, self._earlier):
+            if group in unanswered:
+                unanswered.remove(group)
+                self._answers.append((group, outcome))
+
+    def _fail(self, groups: set[_Group], error: Exception) -> None:
+        self._answers += ((group, error) for group in groups)
+        groups.clear()
 
 
 class Committer:
@@ -161,7 +231,7 @@ class Committer:
 
     def __init__(
         self,
-        writer: Writer,
+        writer: GroupWriter,
         limits: QueueLimits,
         registry: CollectorRegistry,
         *,
@@ -172,13 +242,14 @@ class Committer:
         self._wait_s, self._batch_events = wait_s, batch_events
         self._retry_after_s = retry_after_s
         self._account = QueueAccount(limits)
-        self._waiting: list[_Waiting] = []
-        self._under_way: list[_Waiting] = []  # in the current append
-        self._append: Future[_Outcomes] | None = None  # the newest
+        self._waiting: list[_Submitted] = []
+        self._under_way: dict[_Group, None] = {}  # handed to the thread, without an answer
+        self._turn_ended = asyncio.Event()
         self._checks: dict[Check, None] = {}  # an ordered set
         self._wake = asyncio.Event()
-        self._closing = False
+        self._closing = self._closed = False
         self._failed_at: float | None = None
+        self._succeeded_at = float("-inf")  # by time.perf_counter
         self._done = self._failed = 0
         self._thread = _Appending(writer)
         self._task: asyncio.Task[None] | None = None
@@ -189,7 +260,7 @@ class Committer:
 
     def start(self) -> None:
         """Start the thread, and the task on the running loop."""
-        self._thread.start()
+        self._thread.start(self._answer)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def reserve_unchecked(self, size: int, check: Check) -> None:
@@ -210,17 +281,26 @@ class Committer:
         """Release the reservations of requests that have `size` bytes together."""
         self._account.release(requests, size)
 
-    def submit(self, appends: Sequence[Append], *, events: int, size: int, done: Done) -> None:
-        """Queue appends; `done` is called in a later iteration of the loop, or not at all if this raises.
+    def submit(self, groups: Sequence[Sequence[Append]], done: Done) -> None:
+        """Queue groups of records, which the log answers one by one.
 
         Args:
-            events: number of their records.   size: bytes of their records and keys.
+            groups: at least one.
+            done: called in later iterations of the loop, until no group is outstanding; not at all if this
+                raises.
 
         Raises:
             Overloaded: the queue is full.   Unavailable: the gateway is stopping.
         """
-        self._reserve(events, size)
-        self._waiting.append(_Waiting(appends, events, size, done))
+        submitted = _Submitted(done, 0, [], [None] * len(groups))
+        size = 0
+        for place, appends in enumerate(groups):
+            group = _Group(appends, sum(map(_events, appends)), sum(map(_size, appends)), submitted, place)
+            submitted.groups.append(group)
+            submitted.events += group.events
+            size += group.size
+        self._reserve(submitted.events, size)
+        self._waiting.append(submitted)
         self._wake.set()
 
     def _reserve(self, events: int, size: int) -> None:
@@ -235,11 +315,13 @@ class Committer:
 
     @property
     def healthy(self) -> bool:
-        """False for `HEALTHY_AGAIN_S` after a failed append, and for ever once the task has failed."""
+        """False for `HEALTHY_AGAIN_S` after a failed append, unless another succeeded since it began.
+
+        False for ever once the task has failed.
+        """
         if self._task is not None and self._task.done() and not self._closing:
             return False
-        now = asyncio.get_running_loop().time()
-        return self._failed_at is None or now - self._failed_at > HEALTHY_AGAIN_S
+        return self._failed_at is None or time.perf_counter() - self._failed_at > HEALTHY_AGAIN_S
 
     def figures(self) -> dict[str, int]:
         """Return figures of the queue, and counts since the start, for `/status`."""
@@ -253,8 +335,8 @@ class Committer:
     async def close(self, drain_s: float, last_s: float = 0.0) -> int:
         """Append queued events for at most `drain_s`; return the number of events answered with 503.
 
-        An append that has begun by then has `last_s` more and may still be written. If `appending` is true
-        afterwards, the append still runs.
+        Groups that have no answer by then have `last_s` more and may still be written. If `appending` is true
+        afterwards, the writer is still in use.
         """
         self._run_checks()
         self._closing = True
@@ -263,20 +345,24 @@ class Committer:
             await asyncio.wait([self._task], timeout=drain_s)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        failed = sum(w.events for w in (*self._under_way, *self._waiting))
-        self._fail(self._under_way, Unavailable("not known to be written, the gateway stops: send it again"))
-        self._fail(self._waiting, Unavailable("the gateway stopped before this was written; send it again"))
-        self._under_way, self._waiting = [], []
+        self._closed = True
+        unknown = Unavailable("not known to be written, the gateway stops: send it again")
+        unwritten = Unavailable("the gateway stopped before this was written; send it again")
+        under_way, waiting, self._waiting = list(self._under_way), self._waiting, []
+        queued = [group for submitted in waiting for group in submitted.groups]
+        self._finish([*((group, unknown) for group in under_way), *((group, unwritten) for group in queued)])
         self._thread.end()
-        if self.appending and self._append is not None:
-            with suppress(Exception):  # a time-out, or the append's own error: requests are answered
-                await asyncio.wait_for(asyncio.wrap_future(self._append), last_s)
-        return failed
+        with suppress(TimeoutError):
+            async with asyncio.timeout(last_s):
+                while self.appending:
+                    self._turn_ended.clear()
+                    await self._turn_ended.wait()
+        return sum(group.events for group in (*under_way, *queued))
 
     @property
     def appending(self) -> bool:
-        """Whether an append runs."""
-        return self._append is not None and not self._append.done()
+        """Whether the log has not answered all groups that were handed to its writer."""
+        return bool(self._under_way)
 
     async def _run(self) -> None:
         while True:
@@ -286,9 +372,9 @@ class Committer:
                 await asyncio.sleep(self._wait_s)
             self._run_checks()
             while self._waiting:
-                await self._commit(self._next_batch())
+                await self._append(self._next_batch())
                 self._run_checks()
-            if self._closing:
+            if self._closing and not self._under_way:
                 return
 
     def _run_checks(self) -> None:
@@ -300,48 +386,66 @@ class Committer:
             except Exception as error:  # events of other streams wait too
                 logger.error("events could not be validated", exc_info=error)
 
-    def _next_batch(self) -> list[_Waiting]:
+    def _next_batch(self) -> list[_Submitted]:
         events = 0
-        for i, waiting in enumerate(self._waiting):
-            events += waiting.events
+        for i, submitted in enumerate(self._waiting):
+            events += submitted.events
             if events > self._batch_events and i:
                 batch, self._waiting = self._waiting[:i], self._waiting[i:]
                 return batch
         batch, self._waiting = self._waiting, []
         return batch
 
-    async def _commit(self, batch: list[_Waiting]) -> None:
-        loop = asyncio.get_running_loop()
-        started = perf_counter()  # the loop's clock may have a resolution of milliseconds
-        self._under_way = batch  # if this is cancelled, `close` answers the batch
-        self._append = self._thread.append([waiting.appends for waiting in batch])
-        try:
-            outcomes = await asyncio.wrap_future(self._append)
-        except Exception as error:
-            self._under_way = []
-            self._failed_at = loop.time()
-            self._failures.inc()
-            self._failed += 1
-            self._fail(batch, error)
-            return
-        self._under_way = []
-        self._failed_at = None
-        self._seconds.observe(perf_counter() - started)
-        events = 0
-        for waiting, outcome in zip(batch, outcomes, strict=True):
-            events += 0 if isinstance(outcome, TooLarge) else waiting.events
-        self._appended.inc(events)
-        self._done += events
-        for waiting, outcome in zip(batch, outcomes, strict=True):
-            self._finish(waiting, outcome)
+    async def _append(self, batch: Sequence[_Submitted]) -> None:
+        """Run a turn of the thread."""
+        groups = [group for submitted in batch for group in submitted.groups]
+        started = time.perf_counter()  # the loop's clock may have a resolution of milliseconds
+        for group in groups:
+            group.started = started
+            self._under_way[group] = None
+        self._turn_ended.clear()
+        self._thread.append(groups)
+        await self._turn_ended.wait()
 
-    def _fail(self, batch: list[_Waiting], error: Exception) -> None:
-        for waiting in batch:
-            self._finish(waiting, error)
+    def _answer(self, answers: _Answers, turn_ended: bool) -> None:
+        """Count the outcomes of groups and pass them on."""
+        for group, _ in answers:
+            del self._under_way[group]
+        if not self._closed:  # otherwise `close` has answered them
+            self._count(answers)
+            self._finish(answers)
+        if turn_ended or self._closed:
+            self._turn_ended.set()
+        if self._closing:
+            self._wake.set()
 
-    def _finish(self, waiting: _Waiting, outcome: Sequence[int] | Exception) -> None:
-        self._account.release(waiting.events, waiting.size)
-        try:
-            waiting.done(outcome)
-        except Exception as error:  # other requests must be answered
-            logger.error("a request could not be answered", exc_info=error)
+    def _count(self, answers: _Answers) -> None:
+        now, events, begun = time.perf_counter(), 0, set[float]()
+        for group, outcome in answers:
+            if not isinstance(outcome, Exception):
+                events += group.events
+                begun.add(group.started)
+            elif not isinstance(outcome, TooLarge):
+                self._failures.inc()
+                self._failed += 1
+                if self._succeeded_at < group.started:
+                    self._failed_at = now
+        for started in begun:
+            self._seconds.observe(now - started)
+        if begun:
+            self._succeeded_at, self._failed_at = now, None
+            self._appended.inc(events)
+            self._done += events
+
+    def _finish(self, answers: _Answers) -> None:
+        """Release the reservations of groups, and answer their requests."""
+        changed: dict[_Submitted, None] = {}
+        for group, outcome in answers:
+            self._account.release(group.events, group.size)
+            group.submitted.outcomes[group.place] = outcome
+            changed[group.submitted] = None
+        for submitted in changed:
+            try:
+                submitted.done(submitted.outcomes)
+            except Exception as error:  # other requests must be answered
+                logger.error("a request could not be answered", exc_info=error)

@@ -22,8 +22,11 @@ APPEND_FAILURES = Metric(
     "freshet_gateway_append_failures",
     "counter",
     "appends",
-    "Appends that failed; their clients received 503.",
+    "Appends to a partition, or of a request, that failed; their clients received 503.",
 )
 APPEND_SECONDS = Metric(
-    "freshet_gateway_append_seconds", "histogram", "seconds", "Duration of successful appends."
+    "freshet_gateway_append_seconds",
+    "histogram",
+    "seconds",
+    "Duration of successful appends; those that were sent and answered together count once.",
 )

@@ -68,7 +68,7 @@ class Gateway:
         self._topics = ensure_topics(log, spec)
         self._limits = limits_of(log, spec)
         registry = service_registry()
-        self._writer = log.writer()
+        self._writer = log.group_writer()
         self.committer = Committer(
             self._writer,
             QueueLimits(settings.queue_events, settings.queue_bytes),
@@ -97,7 +97,7 @@ class Gateway:
         self.app.route(api.STATUS, self._status)
 
     def close(self) -> None:
-        """Close the writer, unless an append still uses it: then the end of the process closes it."""
+        """Close the writer, unless groups have no answer yet: then the end of the process closes it."""
         if not self.committer.appending:
             self._writer.close()
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import orjson
 import structlog
+from numpy.typing import NDArray
 from prometheus_client import Counter
 
 from freshet.clock import Clock, latest_ms
@@ -44,10 +45,11 @@ from freshet.http.messages import (
     require_identity,
     wrong_type,
 )
+from freshet.log import GroupOutcome
 from freshet.log.schema_ids import frame
 from freshet.observability.spans import EventSend, end_event_sends, start_event_send
 from freshet.observability.tracing import Context, now_ns, traced
-from freshet.types import BytesColumn
+from freshet.types import I64, BytesColumn
 
 if TYPE_CHECKING:
     from freshet.observability.tracer import Tracer
@@ -286,46 +288,80 @@ class StreamEndpoint:
         return None
 
     def _append(self, requests: Sequence[_Queued], accepted: AcceptedBodies) -> None:
-        events = len(accepted.partitions)
-        sends = _sends_of_bodies(self._codec, self.topic, accepted, requests)
+        """Submit the events of accepted bodies, those of each partition as a group."""
+        appends = accepted.appends(self._stream.topic)
+        sends = _sends_of_bodies(self._codec, self.topic, accepted, requests) or []
+        unanswered = accepted.counts >= 0  # (R,)
 
-        def done(outcome: Sequence[int] | Exception) -> None:
+        def fail(bodies: NDArray[np.bool_], error: Exception) -> None:
+            end_sends(bodies, error)
+            _fail([requests[i] for i in np.flatnonzero(bodies).tolist()], error)
+
+        def end_sends(bodies: NDArray[np.bool_], offsets: I64 | Exception) -> None:
             if sends:
-                offsets = outcome if isinstance(outcome, Exception) else accepted.offsets(outcome)
-                end_event_sends(sends, offsets)
-            if isinstance(outcome, Exception):
-                _fail([r for r, n in zip(requests, accepted.counts.tolist(), strict=True) if n >= 0], outcome)
-                return
-            self._count("accepted", events)
-            if requests[0].client.in_columns:
-                self._acknowledge_in_columns(requests, accepted, outcome)
-                return
-            for request, body in zip(requests, accepted.answers(self._topic, outcome), strict=True):
-                if body:
-                    try:
-                        request.client.acknowledged(body)
-                    except Exception as error:
-                        _log_unanswered(error)
+                events = np.repeat(bodies, np.maximum(accepted.counts, 0))  # (N,)
+                end_event_sends([send for send in sends if events[send[1]]], offsets)
 
-        self._committer.submit(
-            accepted.appends(self._stream.topic), events=events, size=accepted.size, done=done
-        )
+        def done(outcomes: Sequence[GroupOutcome | None]) -> None:
+            """Answer the requests whose events all have an outcome."""
+            nonlocal unanswered
+            ready, unanswered = unanswered, np.zeros_like(unanswered)
+            firsts = [0] * len(appends)
+            for i, (append, outcome) in enumerate(zip(appends, outcomes, strict=True)):
+                if outcome is None:
+                    unanswered |= ready & accepted.bodies_in(append.partition)
+                elif not isinstance(outcome, Exception):
+                    firsts[i] = outcome[0]
+            ready &= ~unanswered
+            for append, outcome in zip(appends, outcomes, strict=True):
+                if isinstance(outcome, Exception):
+                    failed = ready & accepted.bodies_in(append.partition)
+                    ready &= ~failed
+                    fail(failed, outcome)
+            if ready.any():
+                if sends:
+                    end_sends(ready, accepted.offsets(firsts))
+                self._count("accepted", int(accepted.counts[ready].sum()))
+                self._acknowledge(requests, accepted, firsts, ready)
+
+        self._committer.submit([[append] for append in appends], done)
         for i, request in enumerate(requests):
             if request.allowance is not None and accepted.counts[i] > 0:
                 self._charge(request.allowance, int(accepted.counts[i]))
 
+    def _acknowledge(
+        self,
+        requests: Sequence[_Queued],
+        accepted: AcceptedBodies,
+        firsts: Sequence[int],
+        ready: NDArray[np.bool_],
+    ) -> None:
+        """Acknowledge the `ready` ones, (R,), of R requests."""
+        if requests[0].client.in_columns:
+            self._acknowledge_in_columns(requests, accepted, firsts, ready)
+            return
+        answers = accepted.answers(self._topic, firsts)
+        for request, body, is_ready in zip(requests, answers, ready.tolist(), strict=True):
+            if is_ready:
+                try:
+                    request.client.acknowledged(body)
+                except Exception as error:
+                    _log_unanswered(error)
+
     @staticmethod
     def _acknowledge_in_columns(
-        requests: Sequence[_Queued], accepted: AcceptedBodies, firsts: Sequence[int]
+        requests: Sequence[_Queued],
+        accepted: AcceptedBodies,
+        firsts: Sequence[int],
+        ready: NDArray[np.bool_],
     ) -> None:
         partitions, offsets = accepted.partitions.tolist(), accepted.offsets(firsts).tolist()
         at = 0
-        for request, events in zip(requests, accepted.counts.tolist(), strict=True):
-            if events >= 0:
-                acks = Acks(partitions[at : at + events], offsets[at : at + events], ())
-                at += events
+        for request, events, is_ready in zip(requests, accepted.counts.tolist(), ready.tolist(), strict=True):
+            start, at = at, at + max(events, 0)
+            if is_ready:
                 try:
-                    request.client.answered(acks)
+                    request.client.answered(Acks(partitions[start:at], offsets[start:at], ()))
                 except Exception as error:
                     _log_unanswered(error)
 
@@ -382,7 +418,9 @@ class StreamEndpoint:
         appends, places = group_entries([*entries, *dead_letters])
         sends = _sends_of_entries(self._codec, self.topic, entries, request) if entries else None
 
-        def done(outcome: Sequence[int] | Exception) -> None:
+        def done(outcomes: Sequence[GroupOutcome | None]) -> None:
+            (outcome,) = outcomes
+            assert outcome is not None, "the only group, and this is its answer"
             if isinstance(outcome, Exception):
                 if sends:
                     end_event_sends(sends, outcome)
@@ -395,8 +433,7 @@ class StreamEndpoint:
                 end_event_sends(sends, offsets)
             request.client.answered(Acks([entry.partition for entry in entries], offsets, refused))
 
-        size = sum(e.size for e in entries) + sum(e.size for e in dead_letters)
-        self._committer.submit(appends, events=len(places), size=size, done=done)
+        self._committer.submit([appends], done)
         self._charge(request.allowance, len(places))  # refused events cost as much as accepted ones
 
     def _validate(self, request: _Queued) -> Checked:

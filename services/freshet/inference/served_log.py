@@ -1,8 +1,10 @@
 """The served log: impressions with their scores and predictions, for training.
 
 A thread appends the impressions of many requests together, from a bounded queue. If the queue is full, an
-impression is dropped and counted, and the request is answered anyway. `log_limits` refuses requests that do
-not fit the schema before they are scored. Letters: C candidates, L labels.
+impression is dropped and counted, and the request is answered anyway. A partition that cannot be written is
+tried again; its impressions wait in the queue, in order, and those of other partitions are appended
+meanwhile. `log_limits` refuses requests that do not fit the schema before they are scored. Letters: C
+candidates, L labels.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -40,8 +43,7 @@ from freshet.inference import metrics
 from freshet.inference.pipeline import finite
 from freshet.inference.requests import Order, get_path, merged
 from freshet.json_text import written
-from freshet.log import Writer
-from freshet.log.records import append_gathered
+from freshet.log import GroupOutcome, GroupWriter
 from freshet.log.schema_ids import FRAME_BYTES
 from freshet.observability.losses import INFERENCE_FIGURES, RECENT_S, Recent, counted
 from freshet.observability.spans import RankAnswer, record_served_sends, request_text
@@ -55,6 +57,9 @@ log = structlog.get_logger(__name__)
 
 APPEND_EVENTS = 5_000
 RETRY_S = 0.2
+TURN_S = 0.02
+"""Longest wait for the log, or for more events, while events wait for the log."""
+
 WHYS = ("queue", "stopped", "error", "log", "schema", "too_large")
 """Reasons why events are not logged."""
 
@@ -196,13 +201,42 @@ def request_hashes(_tracer: Tracer, extractor: EventExtractor, records: BytesCol
     return found
 
 
+class _Event(NamedTuple):
+    """An event that waits for the log."""
+
+    key: bytes
+    value: bytes
+    size: int  # bytes that it has in the account
+    request: int  # hash of its request id, for tracing; 0 while it is off
+    answer: RankAnswer | None
+    start_ns: int
+
+
+@dataclass(slots=True, eq=False)
+class _Backlog:
+    """Events of one partition, in order; the first `sent` are with the writer, as one group."""
+
+    partition: int
+    events: list[_Event] = field(default_factory=list)
+    sent: int = 0
+    most: int = APPEND_EVENTS  # that are sent next
+    retry_s: float = 0.0  # monotonic time before which nothing is sent
+    error: str = "the server stopped before the log had acknowledged them"
+
+    def take(self, events: int) -> list[_Event]:
+        """Remove the first events and return them; none is with the writer any more."""
+        taken, self.events = self.events[:events], self.events[events:]
+        self.sent, self.most = 0, APPEND_EVENTS
+        return taken
+
+
 class ServedLogger:
     """A queue of served requests and the thread that appends them."""
 
     def __init__(
         self,
         spec: Spec,
-        writer: Writer,
+        writer: GroupWriter,
         transcoder: JsonTranscoder,
         registry: CollectorRegistry,
         *,
@@ -220,6 +254,7 @@ class ServedLogger:
         self._stream, self._partitions = spec.events.served, spec.partitions
         self._writer, self._transcoder = writer, transcoder
         self._queue: queue.SimpleQueue[Served] = queue.SimpleQueue()
+        self._backlogs = [_Backlog(partition) for partition in range(spec.partitions)]
         self._account = _Account(queue_events, queue_bytes)
         self._logged = metrics.SERVED_LOGGED.counter(registry)
         self._dropped = metrics.SERVED_DROPPED.counter(registry)
@@ -264,11 +299,38 @@ class ServedLogger:
             return deadline is not None and time.monotonic() > deadline
 
         while not stop.is_set():
-            self._append(self._next_batch(0.1, gather=lambda: stop.wait(GATHER_S)), late)
-        while not late() and not self._queue.empty():
-            self._append(self._next_batch(0.0, gather=lambda: None), late)
+            self._run_turn(0.1, gather=lambda: stop.wait(GATHER_S))
+        while not late() and (not self._queue.empty() or self._backlogged):
+            self._run_turn(0.0, gather=lambda: None)
+        for backlog in self._backlogged:
+            self._lose(backlog.take(len(backlog.events)), "log", backlog.error)
         if self._account.events:
             self._drop("stopped", self._account.events, "the server stopped before they were appended")
+
+    @property
+    def _backlogged(self) -> list[_Backlog]:
+        return [backlog for backlog in self._backlogs if backlog.events]
+
+    def _run_turn(self, wait_s: float, gather: Callable[[], object]) -> None:
+        """Take events in, append those of partitions that wait for nothing, and process answers."""
+        taken = self._next_batch(TURN_S if self._backlogged else wait_s, gather)
+        try:
+            if taken:
+                self._take_in(taken)
+        except Exception as error:  # a bug must not end the thread
+            for served in taken:
+                self._account.leave(len(served.texts), served.size)
+            self._drop_by_bug(error, [key for served in taken for key in served.keys])
+        now = time.monotonic()
+        due = [b for b in self._backlogged if not b.sent and now >= b.retry_s]
+        try:
+            if due:
+                self._writer.append([[self._next_append(b)] for b in due], partial(self._answer, due))
+            if any(backlog.sent for backlog in self._backlogs):
+                self._writer.wait(TURN_S)
+        except Exception as error:
+            for i in range(len(due)):
+                self._answer(due, i, error)
 
     def _next_batch(self, wait_s: float, gather: Callable[[], object]) -> list[Served]:
         taken: list[Served] = []
@@ -283,85 +345,78 @@ class ServedLogger:
             pass
         return taken
 
-    def _append(self, taken: list[Served], late: Callable[[], bool]) -> None:
-        try:
-            if taken:
-                self._write(taken, late)
-        except Exception as error:  # a bug must not end the thread
-            ids = [request_text(key)[:100] for served in taken for key in served.keys]
-            log.error("served events are lost", request_ids=list(dict.fromkeys(ids))[:10], exc_info=error)
-            self._drop("error", sum(len(served.texts) for served in taken), first_line(error))
-        finally:
-            for served in taken:
-                self._account.leave(len(served.texts), served.size)
-
-    def _write(self, taken: list[Served], late: Callable[[], bool]) -> None:
+    def _take_in(self, taken: Sequence[Served]) -> None:
+        """Transcode events and add them to the backlogs of their partitions; drop those that do not fit."""
         keys = [key for served in taken for key in served.keys]
         texts = [text for served in taken for text in served.texts]
         made = self._transcode(texts)
         good = made.events.tolist()
-        values = self._values(good, keys, texts, made.records)
-        start_ns = 0 if self._extractor is None else now_ns()
+        values = texts if self._stream.format == "json" else dict(zip(good, made.records, strict=True))
+        answers = [served.answer for served in taken for _ in served.texts]
+        requests = None if self._extractor is None else request_hashes(self._extractor, made.records)
+        start_ns, hashes = (0, [0] * len(good)) if requests is None else (now_ns(), requests.tolist())
+        partitions = partition_of(BytesColumn.of(keys[i] for i in good), self._partitions).tolist()
+        for i, partition, request in zip(good, partitions, hashes, strict=True):
+            size = len(texts[i]) + len(keys[i])
+            event = _Event(keys[i], values[i], size, request, answers[i], start_ns)
+            self._backlogs[partition].events.append(event)
+        for i in {*range(len(texts))} - {*good}:
+            self._account.leave(1, len(texts[i]) + len(keys[i]))
 
-        def record(error: str = "") -> None:
-            if self._extractor is None or not good:
-                return
-            requests = request_hashes(self._extractor, made.records)
-            if requests is not None:
-                answers = [served.answer for served in taken for _ in served.texts]
-                sent_keys, sent_answers = [keys[i] for i in good], [answers[i] for i in good]
-                record_served_sends(self._stream.topic, requests, sent_keys, sent_answers, start_ns, error)
+    def _next_append(self, backlog: _Backlog) -> Append:
+        backlog.sent = min(len(backlog.events), backlog.most)
+        events = backlog.events[: backlog.sent]
+        values, keys = BytesColumn.of(e.value for e in events), BytesColumn.of(e.key for e in events)
+        return Append(self._stream.topic, backlog.partition, values, keys)
 
-        while values:
-            try:
-                appended = self._appended(values)
-                self._logged.inc(appended)
-                self._counts["logged"] += appended
-                record()
-                return
-            except Unavailable as error:  # retried: the joiner drops duplicates
-                if late():
-                    self._drop("log", len(values), str(error))
-                    record(str(error))
-                    return
-                time.sleep(RETRY_S)
+    def _answer(self, backlogs: Sequence[_Backlog], index: int, outcome: GroupOutcome) -> None:
+        """Remove events that were appended or never can be; keep the others for another attempt."""
+        backlog = backlogs[index]
+        sent = backlog.sent
+        if not sent:  # given up at the stop
+            return
+        if not isinstance(outcome, Exception):
+            self._logged.inc(sent)
+            self._counts["logged"] += sent
+            self._leave(backlog.take(sent), "")
+        elif isinstance(outcome, Unavailable):  # tried again: the joiner drops duplicates
+            backlog.sent, backlog.retry_s, backlog.error = 0, time.monotonic() + RETRY_S, str(outcome)
+        elif not isinstance(outcome, TooLarge):
+            events = backlog.take(sent)
+            self._drop_by_bug(outcome, [event.key for event in events])
+            self._leave(events, str(outcome))
+        elif sent > 1:  # until the event that is too large is alone
+            backlog.sent, backlog.most = 0, sent // 2
+        else:
+            self._lose(backlog.take(1), "too_large", str(outcome))
 
-    def _appended(self, values: Sequence[tuple[bytes, bytes]]) -> int:
-        """Append (key, record) pairs, drop those that are too large; return the number appended."""
-        try:
-            self._writer.append(self._appends(values))
-            return len(values)
-        except TooLarge:
-            outcomes = append_gathered(self._writer.append, [self._appends([pair]) for pair in values])
-        refused = [outcome for outcome in outcomes if isinstance(outcome, TooLarge)]
-        if refused:
-            self._drop("too_large", len(refused), str(refused[0]))
-        return len(values) - len(refused)
+    def _lose(self, events: Sequence[_Event], why: str, reason: str) -> None:
+        self._drop(why, len(events), reason)
+        self._leave(events, reason)
 
-    def _appends(self, values: Sequence[tuple[bytes, bytes]]) -> list[Append]:
-        by_partition: dict[int, tuple[list[bytes], list[bytes]]] = {}
-        places = partition_of(BytesColumn.of(key for key, _ in values), self._partitions)
-        for place, (key, value) in zip(places.tolist(), values, strict=True):
-            group = by_partition.setdefault(place, ([], []))
-            group[0].append(value)
-            group[1].append(key)
-        return [
-            Append(self._stream.topic, p, BytesColumn.of(v), BytesColumn.of(k))
-            for p, (v, k) in by_partition.items()
-        ]
+    def _leave(self, events: Sequence[_Event], error: str) -> None:
+        """Release the reservations of events, and record their spans; `error`: why they were not appended."""
+        self._account.leave(len(events), sum(event.size for event in events))
+        if self._extractor is not None and events:
+            record_served_sends(
+                self._stream.topic,
+                np.array([event.request for event in events], np.uint64),
+                [event.key for event in events],
+                [event.answer for event in events],
+                events[0].start_ns,
+                error,
+            )
+
+    def _drop_by_bug(self, error: Exception, keys: Iterable[bytes]) -> None:
+        ids = [request_text(key)[:100] for key in keys]
+        log.error("served events are lost", request_ids=list(dict.fromkeys(ids))[:10], exc_info=error)
+        self._drop("error", len(ids), first_line(error))
 
     def _transcode(self, texts: list[bytes]) -> Transcoded:
         made = self._transcoder.column(BytesColumn.of(texts))
         if made.bad:
             self._drop("schema", len(made.bad), str(made.bad[0]))
         return made
-
-    def _values(
-        self, good: list[int], keys: list[bytes], texts: list[bytes], records: BytesColumn
-    ) -> list[tuple[bytes, bytes]]:
-        if self._stream.format == "json":
-            return [(keys[i], texts[i]) for i in good]
-        return [(keys[i], record) for i, record in zip(good, records, strict=True)]
 
     def _drop(self, why: str, count: int, reason: str) -> None:
         if reason != self.reason:

@@ -144,7 +144,7 @@ class Inference:
         if spec.serve.log_served:
             extended = served_schema(parts.served, spec.events.served.explode)
             schema_id = SchemaRegistry(parts.log).register(extended)
-            self._writer = parts.log.writer()
+            self._writer = parts.log.group_writer()
             self.logger = ServedLogger(
                 spec,
                 self._writer,

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from freshet.errors import DataLost
 from freshet.types import Append, LogId, Records, TopicPartition
 
-__all__ = ["Bounds", "EventLog", "LogTraits", "Reader", "TopicInfo", "Writer"]
+__all__ = [
+    "Answered",
+    "Bounds",
+    "EventLog",
+    "GroupOutcome",
+    "GroupWriter",
+    "LogTraits",
+    "Reader",
+    "TopicInfo",
+    "Writer",
+]
+
+GroupOutcome = Sequence[int] | Exception
+"""The first offset of each append of a group, or the error of the group: one that `Writer.append` raises."""
+
+Answered = Callable[[int, GroupOutcome], None]
+"""Called with the index of a group in its call of `GroupWriter.append`, and its outcome; must not raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +127,35 @@ class Writer(Protocol):
         """Release the writer's resources. Idempotent."""
 
 
+class GroupWriter(Protocol):
+    """Appends groups of records, each with an outcome of its own: a partition that cannot be written delays
+    and fails only the groups that have records for it. Has no name.
+
+    Used by one thread at a time; `close` may be called by any thread. `answered` is called once for each
+    group, by the thread that is in `append`, `wait` or `close`.
+    """
+
+    def append(self, groups: Sequence[Sequence[Append]], answered: Answered) -> None:
+        """Send groups; each is answered once all its records are durable, or once one of them has failed.
+
+        Does not wait for a partition that cannot be written. A log that commits all partitions together
+        waits for that commit, so it answers all groups before this returns.
+
+        Records of a partition are written in the order of the groups, over all calls. If a group fails, later
+        groups may be written nevertheless; a caller that repeats groups and needs their order must hand over
+        a partition's next group after the answer to the one before. As for `Writer`, records of a failed
+        group are not known to be written unless its error excludes it; KeyError, ValueError and TooLarge that
+        is found before sending mean that none is, and are never outcomes of other groups.
+        """
+
+    def wait(self, within_s: float) -> None:
+        """Process acknowledgements until all groups are answered, for at most `within_s` > 0 seconds."""
+
+    def close(self) -> None:
+        """Answer all outstanding groups, with Unavailable if they are not known to be written, and release
+        the writer's resources. Later groups are answered with Unavailable. Idempotent."""
+
+
 class EventLog(Protocol):
     """Topics of one log. Thread-safe; several processes may open the same log at once."""
 
@@ -173,6 +218,9 @@ class EventLog(Protocol):
             Mismatch: appends of a named writer would not be atomic in this log (Kafka 4.3.0 to 4.4.0:
                 KAFKA-20734).
         """
+
+    def group_writer(self) -> GroupWriter:
+        """Open a writer of groups. Raises Unavailable if it cannot be opened now."""
 
     def trim(self, partition: TopicPartition, before: int) -> None:
         """Remove records below `before`, at a time of the log's choice, as retention by time does."""

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 
 from freshet.errors import FreshetError, TooLarge, Unavailable
-from freshet.log import Bounds, EventLog
+from freshet.log import Answered, Bounds, EventLog, Writer
 from freshet.types import Append, Records, TopicPartition
 
 T = TypeVar("T")
@@ -38,37 +38,46 @@ def check_append(append: Append, max_record_bytes: int, advice: str = "") -> Non
             )
 
 
-def append_gathered(
-    append: Callable[[Sequence[Append]], Sequence[int]], groups: Sequence[Sequence[Append]]
-) -> list[Sequence[int] | TooLarge]:
-    """Append the groups of several clients in one call; returns the outcome of each group.
+class CombinedWriter:
+    """See `freshet.log.GroupWriter`. One append for all groups of a call, for logs that commit all partitions
+    together.
 
-    If a record is too large for the log, only its group fails: the call is repeated with halves of the groups
-    until that group is alone. A log that checks sizes before it sends writes no record twice. Kafka checks
-    later if a topic's limit was lowered after the start; then events of other groups may be written twice,
-    and the joiner counts the second as duplicates.
-
-    Args:
-        append: `Writer.append` of a writer without a name.
-        groups: the appends of each client.
-
-    Returns the first offset of each append of a group, or its error: one of its records is too large, and
-    others may be written if the error's message does not exclude it.
-    Raises other errors of `append`, for all groups.
+    If a group cannot be appended, such as one with too large a record, it fails alone: the call is repeated
+    with halves of the groups until that group is alone.
     """
-    try:
-        offsets = append([one for group in groups for one in group])
-    except TooLarge as error:
-        if len(groups) == 1:
-            return [error]
-        middle = len(groups) // 2
-        return [*append_gathered(append, groups[:middle]), *append_gathered(append, groups[middle:])]
-    found: list[Sequence[int] | TooLarge] = []
-    at = 0
-    for group in groups:
-        found.append(offsets[at : at + len(group)])
-        at += len(group)
-    return found
+
+    def __init__(self, writer: Writer) -> None:
+        """Create a writer; `writer` has no name, and checks appends before it writes any record."""
+        self._writer = writer
+
+    def append(self, groups: Sequence[Sequence[Append]], answered: Answered) -> None:
+        """Append groups and answer all of them."""
+        self._append(groups, 0, answered)
+
+    def wait(self, within_s: float) -> None:
+        """Return at once: every group was answered."""
+
+    def close(self) -> None:
+        """Close the writer. Idempotent."""
+        self._writer.close()
+
+    def _append(self, groups: Sequence[Sequence[Append]], first: int, answered: Answered) -> None:
+        """Append groups, the first of which has the index `first` in the caller's."""
+        try:
+            offsets = self._writer.append([append for group in groups for append in group])
+        except Exception as error:
+            if len(groups) > 1 and isinstance(error, TooLarge | KeyError | ValueError):
+                middle = len(groups) // 2
+                self._append(groups[:middle], first, answered)
+                self._append(groups[middle:], first + middle, answered)
+                return
+            for index in range(first, first + len(groups)):
+                answered(index, error)
+            return
+        at = 0
+        for index, group in enumerate(groups, first):
+            answered(index, offsets[at : at + len(group)])
+            at += len(group)
 
 
 def take_fairly(

@@ -6,16 +6,19 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from freshet.errors import Overloaded, TooLarge, Unavailable
 from freshet.gateway.group_commit import Committer, Entry, QueueLimits, group_entries, offsets_of
-from freshet.log import EventLog, Writer
+from freshet.log import Answered, EventLog, GroupOutcome, GroupWriter, Writer
+from freshet.log.records import CombinedWriter
 from freshet.log.sqlite.event_log import open_url
 from freshet.types import Append, TopicPartition
 
@@ -31,25 +34,70 @@ def log(tmp_path: Path) -> Iterator[EventLog]:
 class Held:
     """A writer that waits at the gate before each append, and can fail."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: GroupWriter) -> None:
         self.writer = writer
         self.gate = threading.Event()
         self.appends = 0
         self.error: Exception | None = None
 
-    def append(self, appends: Sequence[Append]) -> Sequence[int]:
+    def append(self, groups: Sequence[Sequence[Append]], answered: Answered) -> None:
         assert self.gate.wait(60)
         self.appends += 1
-        if self.error is not None:
-            raise self.error
-        return self.writer.append(appends)
+        if self.error is None:
+            self.writer.append(groups, answered)
+            return
+        for index in range(len(groups)):
+            answered(index, self.error)
+
+    def wait(self, within_s: float) -> None:
+        self.writer.wait(within_s)
 
     def close(self) -> None:
         self.writer.close()
 
 
-def committer(writer: Writer, *, events: int = 100, size: int = 10_000, batch: int = 100) -> Committer:
-    made = Committer(writer, QueueLimits(events, size), CollectorRegistry(), wait_s=0.0, batch_events=batch)
+class SlowPartition:
+    """A writer that answers groups with records for partition 1, or fails them, once they are released."""
+
+    def __init__(self, writer: GroupWriter) -> None:
+        self.writer = writer
+        self.held: list[tuple[Sequence[Append], Callable[[GroupOutcome], None]]] = []
+        self.released = threading.Event()
+        self.error: Exception | None = None
+
+    def append(self, groups: Sequence[Sequence[Append]], answered: Answered) -> None:
+        for index, group in enumerate(groups):
+            if any(append.partition == 1 for append in group):
+                self.held.append((group, partial(answered, index)))
+            else:
+                self._append(group, partial(answered, index))
+
+    def wait(self, within_s: float) -> None:
+        if self.released.wait(within_s):
+            held, self.held = self.held, []
+            for group, answer in held:
+                if self.error is None:
+                    self._append(group, answer)
+                else:
+                    answer(self.error)
+
+    def _append(self, group: Sequence[Append], answer: Callable[[GroupOutcome], None]) -> None:
+        self.writer.append([group], lambda _index, outcome: answer(outcome))
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def committer(
+    writer: GroupWriter,
+    *,
+    events: int = 100,
+    size: int = 10_000,
+    batch: int = 100,
+    registry: CollectorRegistry | None = None,
+) -> Committer:
+    limits = QueueLimits(events, size)
+    made = Committer(writer, limits, registry or CollectorRegistry(), wait_s=0.0, batch_events=batch)
     made.start()
     return made
 
@@ -63,13 +111,15 @@ async def append(commit: Committer, entries: Sequence[Entry]) -> list[int]:
     done: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
     appends, places = group_entries(entries)
 
-    def told(outcome: Sequence[int] | Exception) -> None:
+    def answer(outcomes: Sequence[GroupOutcome | None]) -> None:
+        (outcome,) = outcomes
+        assert outcome is not None
         if isinstance(outcome, Exception):
             done.set_exception(outcome)
         else:
             done.set_result(offsets_of(outcome, places))
 
-    commit.submit(appends, events=len(entries), size=sum(e.size for e in entries), done=told)
+    commit.submit([appends], answer)
     return await done
 
 
@@ -91,7 +141,7 @@ def values(log: EventLog, partition: int = 0) -> list[bytes]:
 
 def test_an_acknowledged_event_is_in_the_log_at_its_offset(log: EventLog) -> None:
     async def main() -> None:
-        commit = committer(log.writer())
+        commit = committer(log.group_writer())
         assert await append(commit, [entry(b"a"), entry(b"b", 1), entry(b"c")]) == [0, 0, 1]
         assert await append(commit, [entry(b"d")]) == [2]
         assert await commit.close(60) == 0
@@ -102,7 +152,7 @@ def test_an_acknowledged_event_is_in_the_log_at_its_offset(log: EventLog) -> Non
 
 
 def test_requests_that_wait_together_share_one_append(log: EventLog) -> None:
-    writer = Held(log.writer())
+    writer = Held(log.group_writer())
 
     async def main() -> None:
         commit = committer(writer)
@@ -120,7 +170,7 @@ def test_requests_that_wait_together_share_one_append(log: EventLog) -> None:
 
 
 def test_an_append_holds_no_more_events_than_allowed(log: EventLog) -> None:
-    writer = Held(log.writer())
+    writer = Held(log.group_writer())
 
     async def main() -> None:
         commit = committer(writer, batch=2)
@@ -136,7 +186,7 @@ def test_an_append_holds_no_more_events_than_allowed(log: EventLog) -> None:
 
 @pytest.mark.parametrize(("events", "size"), [(2, 10_000), (100, 5)])
 def test_a_full_queue_refuses_at_once_and_takes_again_later(log: EventLog, events: int, size: int) -> None:
-    writer = Held(log.writer())
+    writer = Held(log.group_writer())
 
     async def main() -> None:
         commit = committer(writer, events=events, size=size)
@@ -154,7 +204,7 @@ def test_a_full_queue_refuses_at_once_and_takes_again_later(log: EventLog, event
 
 
 def test_a_failed_append_fails_only_its_requests(log: EventLog) -> None:
-    writer = Held(log.writer())
+    writer = Held(log.group_writer())
     writer.gate.set()
 
     async def main() -> None:
@@ -174,7 +224,7 @@ def test_a_failed_append_fails_only_its_requests(log: EventLog) -> None:
 
 
 def test_unchecked_requests_are_checked_once_before_the_append(log: EventLog) -> None:
-    writer = Held(log.writer())
+    writer = Held(log.group_writer())
 
     async def main() -> None:
         commit = committer(writer)
@@ -185,7 +235,7 @@ def test_unchecked_requests_are_checked_once_before_the_append(log: EventLog) ->
             looked.append(commit.figures()["events_waiting"])
             commit.release_unchecked(2, 8)
             appends, _ = group_entries([entry(b"a"), entry(b"b")])
-            commit.submit(appends, events=2, size=4, done=done.set_result)
+            commit.submit([appends], done.set_result)
 
         under_way = asyncio.ensure_future(append(commit, [entry(b"0")]))
         while not commit.appending:
@@ -195,7 +245,7 @@ def test_unchecked_requests_are_checked_once_before_the_append(log: EventLog) ->
         await asyncio.sleep(0)
         assert looked == []
         writer.gate.set()
-        assert await done == [1]
+        assert await done == [[1]]
         assert (await under_way, looked) == ([0], [2])
         await commit.close(60)
         assert commit.figures()["events_waiting"] == 0
@@ -206,7 +256,7 @@ def test_unchecked_requests_are_checked_once_before_the_append(log: EventLog) ->
 
 def test_a_check_that_raises_does_not_stop_other_checks(log: EventLog) -> None:
     async def main() -> None:
-        commit = committer(log.writer())
+        commit = committer(log.group_writer())
         looked = asyncio.Event()
 
         def fail() -> None:
@@ -228,7 +278,7 @@ def test_a_check_that_raises_does_not_stop_other_checks(log: EventLog) -> None:
 
 
 def test_a_full_queue_refuses_unchecked_requests(log: EventLog) -> None:
-    writer = Held(log.writer())
+    writer = Held(log.group_writer())
 
     async def main() -> None:
         commit = committer(writer, events=2)
@@ -245,7 +295,7 @@ def test_a_full_queue_refuses_unchecked_requests(log: EventLog) -> None:
 
 
 def test_closing_writes_queued_events_and_accepts_no_more(log: EventLog) -> None:
-    writer = Held(log.writer())
+    writer = Held(log.group_writer())
 
     async def main() -> None:
         commit = committer(writer)
@@ -264,7 +314,7 @@ def test_closing_writes_queued_events_and_accepts_no_more(log: EventLog) -> None
 
 
 def test_requests_cancelled_by_a_stop_fail_as_unwritten(log: EventLog) -> None:
-    writer = Held(log.writer())
+    writer = Held(log.group_writer())
 
     async def main() -> None:
         commit = committer(writer, batch=1)
@@ -283,7 +333,7 @@ def test_requests_cancelled_by_a_stop_fail_as_unwritten(log: EventLog) -> None:
 
 
 def test_an_append_that_ends_soon_after_the_drain_is_waited_for(log: EventLog) -> None:
-    writer = Held(log.writer())
+    writer = Held(log.group_writer())
 
     async def main() -> None:
         commit = committer(writer)
@@ -303,16 +353,18 @@ def test_an_append_that_ends_soon_after_the_drain_is_waited_for(log: EventLog) -
 HANGS = """
 import asyncio, threading
 from prometheus_client import CollectorRegistry
-from freshet.gateway.group_commit import Committer, QueueLimits
+from freshet.gateway.group_commit import Committer, Entry, QueueLimits, group_entries
+
+appends, _ = group_entries([Entry("clicks", 0, b"k", b"v")])
 
 class Hanging:
-    def append(self, appends):
+    def append(self, groups, answered):
         threading.Event().wait()
 
 async def main():
     commit = Committer(Hanging(), QueueLimits(9, 9), CollectorRegistry(), wait_s=0.0, batch_events=9)
     commit.start()
-    commit.submit([], events=1, size=1, done=lambda outcome: None)
+    commit.submit([appends], lambda outcomes: None)
     while not commit.appending:
         await asyncio.sleep(0)
     print(await commit.close(0.0))
@@ -330,7 +382,7 @@ def test_a_hanging_append_does_not_delay_the_process_end() -> None:
 
 
 def test_a_record_too_large_fails_alone_among_clients(log: EventLog) -> None:
-    writer = Held(TooLargeAbove(log.writer(), 100))
+    writer = Held(CombinedWriter(TooLargeAbove(log.writer(), 100)))
 
     async def main() -> None:
         commit = committer(writer, size=1_000_000)
@@ -366,3 +418,114 @@ class TooLargeAbove:
 
     def close(self) -> None:
         self.writer.close()
+
+
+def test_a_slow_partition_delays_only_its_own_requests(log: EventLog) -> None:
+    writer = SlowPartition(log.group_writer())
+
+    async def main() -> None:
+        commit = committer(writer)
+        slow = [asyncio.ensure_future(append(commit, [entry(b"%d" % i, 1)])) for i in range(2)]
+        for number in range(50):  # each is a turn of its own, begun while the first is unanswered
+            assert await append(commit, [entry(b"%d" % number)]) == [number]
+            if number == 10:
+                slow.append(asyncio.ensure_future(append(commit, [entry(b"2", 1)])))
+        assert not any(task.done() for task in slow)
+        assert commit.healthy
+        assert commit.figures()["events_waiting"] == 3
+        writer.released.set()
+        assert await asyncio.gather(*slow) == [[0], [1], [2]]
+        assert commit.figures()["events_waiting"] == 0
+        assert await commit.close(60) == 0
+
+    run(main())
+    assert values(log, 1) == [b"0", b"1", b"2"]
+
+
+def test_a_partition_that_fails_fails_only_its_requests(log: EventLog) -> None:
+    writer, registry = SlowPartition(log.group_writer()), CollectorRegistry()
+    writer.error = Unavailable("no leader")
+
+    async def main() -> None:
+        commit = committer(writer, registry=registry)
+        slow = asyncio.ensure_future(append(commit, [entry(b"a"), entry(b"b", 1)]))
+        others = [asyncio.ensure_future(append(commit, [entry(b"%d" % i)])) for i in range(3)]
+        assert await asyncio.gather(*others) == [[0], [1], [2]]
+        writer.released.set()
+        with pytest.raises(Unavailable, match="no leader"):
+            await slow
+        assert commit.healthy, "the log takes other events meanwhile"
+        figures = commit.figures()
+        assert (figures["events_appended"], figures["appends_failed"]) == (3, 1)
+        assert await commit.close(60) == 0
+
+    run(main())
+    assert registry.get_sample_value("freshet_gateway_append_failures_total") == 1
+
+
+def test_groups_of_one_request_are_answered_one_by_one(log: EventLog) -> None:
+    writer = SlowPartition(log.group_writer())
+
+    async def main() -> None:
+        commit, found = committer(writer), list[list[GroupOutcome | None]]()
+        groups = [group_entries([entry(b"%d" % p, p), entry(b"x", p)])[0] for p in (1, 0)]
+        commit.submit(groups, lambda outcomes: found.append(list(outcomes)))
+        while not found:
+            await asyncio.sleep(0)
+        assert commit.figures()["events_waiting"] == 2
+        writer.released.set()
+        assert await commit.close(60) == 0
+        assert found == [[None, [0]], [[0], [0]]]
+
+    run(main())
+
+
+def test_closing_waits_for_groups_of_earlier_turns(log: EventLog) -> None:
+    writer = SlowPartition(log.group_writer())
+
+    async def main() -> None:
+        commit = committer(writer)
+        slow = asyncio.ensure_future(append(commit, [entry(b"a", 1)]))
+        await asyncio.sleep(0)
+        assert await append(commit, [entry(b"b")]) == [0]
+        closing = asyncio.ensure_future(commit.close(60))
+        await asyncio.sleep(0)
+        assert not closing.done()
+        writer.released.set()
+        assert await closing == 0
+        assert await slow == [0]
+        assert not commit.appending
+
+    run(main())
+
+
+def test_groups_unanswered_after_the_drain_fail(log: EventLog) -> None:
+    writer = SlowPartition(log.group_writer())
+
+    async def main() -> None:
+        commit = committer(writer)
+        slow = asyncio.ensure_future(append(commit, [entry(b"a", 1)]))
+        await asyncio.sleep(0)
+        assert await append(commit, [entry(b"b")]) == [0]
+        assert await commit.close(0.01) == 1
+        assert commit.appending  # the writer is not to be closed yet
+        with pytest.raises(Unavailable, match="not known to be written"):
+            await slow
+        writer.released.set()
+
+    run(main())
+
+
+def test_a_writer_that_raises_fails_what_it_has_not_answered(log: EventLog) -> None:
+    writer = SlowPartition(log.group_writer())
+    writer.wait = Mock(side_effect=RuntimeError("odd"))  # type: ignore[method-assign]
+
+    async def main() -> None:
+        commit = committer(writer)
+        slow = asyncio.ensure_future(append(commit, [entry(b"a", 1)]))
+        with pytest.raises(RuntimeError, match="odd"):
+            await slow
+        assert await append(commit, [entry(b"b")]) == [0]
+        assert await commit.close(60) == 0
+
+    run(main())

@@ -74,7 +74,7 @@ def outcomes(log: EventLog, codec: StreamCodec, bodies: list[bytes], queue_event
 
     async def main() -> None:
         limits = QueueLimits(queue_events, 1 << 20)
-        committer = Committer(log.writer(), limits, registry, wait_s=0.0, batch_events=100)
+        committer = Committer(log.group_writer(), limits, registry, wait_s=0.0, batch_events=100)
         committer.start()
         endpoint = StreamEndpoint(stream, codec, committer, rules, clock=SettableClock(NOW), counter=counter)
         for body, client in zip(bodies, clients, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,14 +19,15 @@ from freshet.config.avro.schema import parse_schema
 from freshet.config.spec.layout import Layout
 from freshet.config.spec.parse import parse_spec
 from freshet.errors import Corrupt, Unavailable
-from freshet.features import JsonTranscoder
+from freshet.features import JsonTranscoder, partition_of
 from freshet.inference.rows import ServingTable
 from freshet.inference.served_log import Served, ServedLogger
-from freshet.log import EventLog
+from freshet.log import Answered, EventLog, GroupOutcome, GroupWriter
+from freshet.log.records import CombinedWriter
 from freshet.log.sqlite.event_log import open_url
 from freshet.tables.runs import runs_of, widths_of
 from freshet.testing.conditions import wait_for
-from freshet.types import Append, RowRuns, Run, TopicPartition, bucket_of
+from freshet.types import Append, BytesColumn, RowRuns, Run, TopicPartition, bucket_of
 from tests.fixtures.tables import counting_group, keys_of
 
 SPEC = parse_spec("""
@@ -65,6 +67,35 @@ class Flaky:
         self.inner.close()
 
 
+class LostPartition:
+    """A group writer whose groups of one partition have no answer until it is back; then those fail first."""
+
+    def __init__(self, log: EventLog, partition: int) -> None:
+        self.inner, self.partition = log.group_writer(), partition
+        self.back = threading.Event()
+        self.unanswered: list[Callable[[GroupOutcome], None]] = []
+        self.failed = 0
+
+    def append(self, groups: Sequence[Sequence[Append]], answered: Answered) -> None:
+        for index, group in enumerate(groups):
+            answer = partial(answered, index)
+            if self.failed or group[0].partition != self.partition:
+                self._append(group, answer)
+            else:
+                self.unanswered.append(answer)
+
+    def _append(self, group: Sequence[Append], answer: Callable[[GroupOutcome], None]) -> None:
+        self.inner.append([group], lambda _index, outcome: answer(outcome))
+
+    def wait(self, within_s: float) -> None:
+        if self.back.wait(within_s) and self.unanswered:
+            self.failed += 1
+            self.unanswered.pop()(Unavailable("no leader"))
+
+    def close(self) -> None:
+        self.inner.close()
+
+
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[EventLog]:
     log = open_url(f"sqlite:{tmp_path}/log")
@@ -80,6 +111,7 @@ def served(request: int, **changes: Any) -> Served:
 def logger_of(
     log: EventLog,
     *errors: Exception,
+    writer: GroupWriter | None = None,
     queue_events: int = 100,
     queue_bytes: int = 1 << 20,
     form: Any = "avro",
@@ -89,7 +121,7 @@ def logger_of(
     registry = CollectorRegistry()
     made = ServedLogger(
         spec,
-        Flaky(log, *errors),
+        writer or CombinedWriter(Flaky(log, *errors)),
         JsonTranscoder(SCHEMA, schema_id=1, ignore_unknown=ignore_unknown),
         registry,
         queue_events=queue_events,
@@ -183,6 +215,35 @@ def test_events_wait_while_the_log_is_away(log: EventLog) -> None:
     logger.enqueue(served(1))
 
     run_until(logger, lambda: len(values(log)) == 1)
+
+
+def test_a_lost_partition_delays_only_its_own_events(log: EventLog) -> None:
+    writer = LostPartition(log, int(partition_of(BytesColumn.of([b"0"]), 2)[0]))
+    logger = logger_of(log, writer=writer)
+    lost = [n for n in range(50) if partition_of(BytesColumn.of([b"%d" % n]), 2)[0] == writer.partition]
+    sent = iter(range(50))
+
+    def written() -> dict[int, int]:
+        return {p: log.bounds(TopicPartition("impressions", p)).end for p in range(2)}
+
+    def all_but_lost() -> bool:
+        if (request := next(sent, None)) is not None:
+            return not logger.enqueue(served(request))
+        return written() == {writer.partition: 0, 1 - writer.partition: 50 - len(lost)}
+
+    def all_written() -> bool:
+        writer.back.set()
+        return sum(written().values()) == 50
+
+    run_until(logger, lambda: (writer.back.is_set() or all_but_lost()) and all_written())
+
+    assert (writer.failed, figure(logger, "served_queue"), figure(logger, "served_queue_bytes")) == (1, 0, 0)
+    assert figure(logger, "served_logged_total") == 50
+    reader = log.reader()
+    reader.assign({TopicPartition("impressions", writer.partition): 0})
+    ((_, records),) = reader.poll(100, 0.0)
+    reader.close()
+    assert list(records.keys) == [b"%d" % n for n in lost], "in order"
 
 
 def test_what_waits_at_a_stop_is_still_written(log: EventLog) -> None:

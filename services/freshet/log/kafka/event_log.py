@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import structlog
@@ -19,12 +19,15 @@ from freshet.errors import Mismatch, Unavailable
 from freshet.log import Bounds, LogTraits, TopicInfo
 from freshet.log.kafka.admin import KafkaAdmin
 from freshet.log.kafka.connection import KafkaSettings, parse_url
+from freshet.log.kafka.group_writer import KafkaGroupWriter
 from freshet.log.kafka.reader import KafkaReader
-from freshet.log.kafka.writer import IdempotentSender, KafkaWriter, TransactionalSender
+from freshet.log.kafka.writer import IdempotentClient, IdempotentSender, KafkaWriter, TransactionalSender
 from freshet.log.topics import check_new_topic, check_partitions
 from freshet.types import TopicPartition
 
 _log = structlog.get_logger(__name__)
+
+AnyWriter = TypeVar("AnyWriter", KafkaWriter, KafkaGroupWriter)
 
 _SINCE_4_3 = "cordoned.log.dirs"
 """A setting that brokers have since Kafka 4.3.0 (KIP-1066)."""
@@ -67,7 +70,7 @@ class KafkaEventLog:
         self._admin = KafkaAdmin(settings, self._client)
         self._lock = threading.Lock()  # guards the next three
         self._partitions: dict[str, int] = {}  # known counts, by topic
-        self._opened: WeakSet[KafkaReader | KafkaWriter] = WeakSet()
+        self._opened: WeakSet[KafkaReader | KafkaWriter | KafkaGroupWriter] = WeakSet()
         self._closed = False
         self._checking, self._checked = threading.Lock(), False  # see `_check_brokers`
 
@@ -153,16 +156,29 @@ class KafkaEventLog:
         Raises Mismatch if brokers may leave its transactions without an end; see `_check_brokers`.
         """
         self._check_open()
-        limit = self._settings.max_record_bytes
-        # Brokers refuse a batch as a whole, so one of several records must not exceed a topic's limit.
-        client = {"batch.size": min(_BATCH_BYTES, limit), **self._client, "message.max.bytes": limit + 1024}
         sender: IdempotentSender | TransactionalSender
         if name is None:
-            sender = IdempotentSender(client)
+            sender = IdempotentSender(IdempotentClient(self._producing))
         else:
             self._check_brokers()
-            sender = TransactionalSender(client, self._admin.name(name))
-        writer = KafkaWriter(sender, self._locate, limit)
+            sender = TransactionalSender(self._producing, self._admin.name(name))
+        return self._opened_here(KafkaWriter(sender, self._locate, self._settings.max_record_bytes))
+
+    def group_writer(self) -> KafkaGroupWriter:
+        """Open a writer of groups, with a client of its own."""
+        self._check_open()
+        client = IdempotentClient(self._producing)
+        return self._opened_here(KafkaGroupWriter(client, self._locate, self._settings.max_record_bytes))
+
+    @property
+    def _producing(self) -> dict[str, Any]:
+        """Settings of a client that writes."""
+        limit = self._settings.max_record_bytes
+        # Brokers refuse a batch as a whole, so one of several records must not exceed a topic's limit.
+        return {"batch.size": min(_BATCH_BYTES, limit), **self._client, "message.max.bytes": limit + 1024}
+
+    def _opened_here(self, writer: AnyWriter) -> AnyWriter:
+        """Return a writer, which `close` will close. Raises Unavailable if the log was closed meanwhile."""
         with self._lock:
             if not self._closed:
                 self._opened.add(writer)

@@ -43,8 +43,14 @@ _TOO_LARGE_ADVICE = "\n  raise max_record_bytes in the log's URL, and max.messag
 class Piece:
     """One Append; called by the client with the report of each record."""
 
-    def __init__(self, append: Append, topic: str, max_record_bytes: int) -> None:
-        """Check an append to `topic`, as Kafka names it.
+    def __init__(
+        self,
+        append: Append,
+        topic: str,
+        max_record_bytes: int,
+        on_reported: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Check an append to `topic`, as Kafka names it; `on_reported` is called after the last report.
 
         Raises:
             ValueError: its columns have different lengths.
@@ -56,16 +62,19 @@ class Piece:
         self._last = -1  # offset of the last record
         self.error: KafkaError | None = None
         self.maybe_written = False  # a record of it
-        self._append = append
+        self._append, self._on_reported = append, on_reported
 
     def __call__(self, error: KafkaError | None, message: Message) -> None:
         """Record the report of one record."""
-        self.waiting -= 1
-        self.maybe_written |= error is None or error.code() in _MAYBE_WRITTEN
-        if error is not None:
-            self.error = error
-        else:
+        if error is None:
+            self.maybe_written = True
             self._last = max(self._last, message.offset() or 0)
+        else:
+            self.error = error
+            self.maybe_written |= error.code() in _MAYBE_WRITTEN
+        self.waiting -= 1
+        if not self.waiting:
+            self._on_reported()
 
     @property
     def first(self) -> int:
@@ -252,41 +261,68 @@ class KafkaWriter:
                 request.done = True
 
 
-class IdempotentSender:
-    """Sender of a writer without a name."""
+class IdempotentClient:
+    """A client without a name. Used by one thread at a time."""
 
     def __init__(self, client: Mapping[str, Any]) -> None:
+        """Start it with these settings, beside those of PLAIN. Raises as `start`."""
         self._client = {**PLAIN, **client}
-        self._wait_s = float(self._client["message.timeout.ms"]) / 1000 + _SLACK_S
-        self._start()
+        self.wait_s = float(self._client["message.timeout.ms"]) / 1000 + _SLACK_S  # longest, for a report
+        self.start()
 
-    def send(self, requests: Sequence[Request]) -> None:
-        """Send requests together and wait for their reports."""
-        for request in requests:
+    def start(self) -> None:
+        """Start it, or start it anew. Raises a family of `family` if this fails."""
+        self.last_error = LastError()
+        with translated("a writer could not be created"):
+            self._producer = Producer({**self._client, "error_cb": self.last_error})
+        self.ended = False  # by an error: it accepts no more records, and must be started anew
+
+    def produce(self, pieces: Sequence[Piece]) -> None:
+        """Queue the records of a request. Raises a family of `family` if not all could be queued."""
+        with translated("not known to be written", self.last_error):
             try:
-                with translated("not known to be written", self._last_error):
-                    for piece in request.pieces:
-                        piece.produce(self._producer)
-            except FreshetError as error:
-                request.error = error
-        fatal = flushed(self._producer, self._wait_s)
-        for request in requests:
-            try:
-                request.check(self._last_error)
-            except FreshetError as error:
-                request.error = request.error or error
-        if fatal is not None:  # the client accepts no more records
-            self._start()
+                for piece in pieces:
+                    piece.produce(self._producer)
+            except KafkaException as error:
+                self.ended |= error.args[0].fatal() or error.args[0].code() == KafkaError._FATAL
+                raise
+
+    def flush(self, within_s: float) -> None:
+        """Send at once, and wait for reports of all records, for at most `within_s` seconds."""
+        self.ended |= flushed(self._producer, within_s) is not None
 
     def close(self) -> None:
-        """Drop the records that were never acknowledged."""
+        """Drop the records that were never acknowledged, and deliver their reports."""
         self._producer.purge()
         flushed(self._producer, _CLOSE_S)
 
-    def _start(self) -> None:
-        self._last_error = LastError()
-        with translated("a writer could not be created"):
-            self._producer = Producer({**self._client, "error_cb": self._last_error})
+
+class IdempotentSender:
+    """Sender of a writer without a name."""
+
+    def __init__(self, client: IdempotentClient) -> None:
+        self._client = client
+
+    def send(self, requests: Sequence[Request]) -> None:
+        """Send requests together and wait for their reports."""
+        client = self._client
+        for request in requests:
+            try:
+                client.produce(request.pieces)
+            except FreshetError as error:
+                request.error = error
+        client.flush(client.wait_s)
+        for request in requests:
+            try:
+                request.check(client.last_error)
+            except FreshetError as error:
+                request.error = request.error or error
+        if client.ended:
+            client.start()
+
+    def close(self) -> None:
+        """Drop the records that were never acknowledged."""
+        self._client.close()
 
 
 class TransactionalSender:

@@ -20,7 +20,7 @@ import structlog
 from freshet.clock import STEADY_CLOCK, Clock
 from freshet.errors import ConfigError, DataLost, FreshetError, Unavailable
 from freshet.log import Bounds, LogTraits, TopicInfo
-from freshet.log.records import check_append
+from freshet.log.records import CombinedWriter, check_append
 from freshet.log.sqlite.file import MAX_RECORD_BYTES, OFFSET_BITS, Contents, LogFile, Piece, Request, unpack
 from freshet.log.sqlite.reader import SqliteReader
 from freshet.log.topics import check_new_topic, check_partitions
@@ -171,6 +171,10 @@ class SqliteEventLog:
         return SqliteWriter(
             self._locate, self._clock, self._retain, None if name is None else self._open_epoch(name)
         )
+
+    def group_writer(self) -> CombinedWriter:
+        """Open a writer of groups, which appends all groups of a call together."""
+        return CombinedWriter(self.writer())
 
     def trim(self, partition: TopicPartition, before: int) -> None:
         """Remove records below `before`; a chunk that also has later records keeps its space."""

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from freshet.errors import ConfigError, DataLost, Fenced, Mismatch, TooLarge, Unavailable
-from freshet.log import EventLog, Reader
+from freshet.log import EventLog, GroupOutcome, GroupWriter, Reader
 from freshet.types import Append, BytesColumn, Records, TopicPartition
 
-__all__ = ["EventLogContract", "answered", "append_to", "read_all"]
+__all__ = ["EventLogContract", "answered", "append_groups", "append_to", "read_all"]
 
 DEADLINE_S = 60.0
 """Longest wait for a result that should come at once."""
@@ -61,6 +61,24 @@ def read_all(
             assert records.next_offset > max(records.offsets, default=-1)
             found.setdefault(partition, []).extend(zip(records.offsets.tolist(), records.values, strict=True))
     return found
+
+
+def append_groups(
+    writer: GroupWriter, groups: Sequence[Sequence[Append]], within_s: float = DEADLINE_S
+) -> list[GroupOutcome]:
+    """Append groups and wait until each is answered; return their outcomes in order."""
+    outcomes: dict[int, GroupOutcome] = {}
+
+    def answer(index: int, outcome: GroupOutcome) -> None:
+        assert index not in outcomes, f"group {index} is answered twice"
+        outcomes[index] = outcome
+
+    writer.append(groups, answer)
+    deadline = time.monotonic() + within_s
+    while len(outcomes) < len(groups):
+        assert time.monotonic() < deadline, f"of {len(groups)} groups, these were answered: {outcomes}"
+        writer.wait(0.05)
+    return [outcomes[index] for index in range(len(groups))]
 
 
 class EventLogContract:
@@ -333,6 +351,66 @@ class EventLogContract:
         for (thread, i), offset in first.items():
             assert [values[offset + j] for j in range(3)] == [b"%d:%d:%d" % (thread, i, j) for j in range(3)]
 
+    # Groups
+
+    def test_each_group_is_answered_with_its_own_offsets(self, log: EventLog) -> None:
+        groups = [[append_to(T0, [b"a", b"b"])], [append_to(T1, [b"c"]), append_to(T0, [b"d"])], []]
+        assert append_groups(log.group_writer(), groups) == [[0], [0, 2], []]
+        reader = log.reader()
+        reader.assign({T0: 0, T1: 0})
+        assert read_all(reader, 4) == {T0: [(0, b"a"), (1, b"b"), (2, b"d")], T1: [(0, b"c")]}
+
+    @pytest.mark.parametrize("bad", ["too large", "no partition", "no topic", "columns"])
+    def test_a_group_that_cannot_be_written_fails_alone(self, log: EventLog, bad: str) -> None:
+        wrong, error = {
+            "too large": (append_to(T0, [bytes(log.topics()["t"].max_record_bytes + 1)]), TooLarge),
+            "no partition": (append_to(TopicPartition("t", 2), [b"x"]), KeyError),
+            "no topic": (append_to(TopicPartition("nowhere", 0), [b"x"]), KeyError),
+            "columns": (append_to(T0, [b"x"], [b"k", b"l"]), ValueError),
+        }[bad]
+        groups = [[append_to(T0, [b"%d" % i])] for i in range(5)]
+        groups[3:3] = [[append_to(T1, [b"of the same group"]), wrong]]
+        found = append_groups(log.group_writer(), groups)
+        assert isinstance(found.pop(3), error)
+        assert found == [[i] for i in range(5)]
+        assert log.bounds(T1).end == 0
+
+    def test_groups_of_a_partition_are_written_in_their_order(self, log: EventLog) -> None:
+        writer, offsets = log.group_writer(), list[int]()
+
+        def answer(_index: int, outcome: GroupOutcome) -> None:
+            assert not isinstance(outcome, Exception)
+            offsets.extend(outcome)
+
+        for number in range(0, 200, 2):  # without waiting for the answers
+            writer.append([[append_to(T0, [b"%d" % (number + i)])] for i in range(2)], answer)
+        deadline = time.monotonic() + DEADLINE_S
+        while len(offsets) < 200:
+            assert time.monotonic() < deadline
+            writer.wait(0.05)
+        assert sorted(offsets) == list(range(200))
+        reader = log.reader()
+        reader.assign({T0: 0})
+        assert read_all(reader, 200)[T0] == [(n, b"%d" % n) for n in range(200)]
+
+    def test_a_closed_writer_has_answered_every_group(self, log: EventLog) -> None:
+        writer, outcomes = log.group_writer(), dict[int, GroupOutcome]()
+
+        def answer(index: int, outcome: GroupOutcome) -> None:
+            assert index not in outcomes
+            outcomes[index] = outcome
+
+        writer.append([[append_to(T0, [b"x"])] for _ in range(20)], answer)
+        writer.close()
+        writer.wait(0.05)
+        assert sorted(outcomes) == list(range(20))
+        acknowledged = [found for found in outcomes.values() if not isinstance(found, Exception)]
+        errors = [found for found in outcomes.values() if isinstance(found, Exception)]
+        assert all(isinstance(error, Unavailable) for error in errors)
+        assert len(acknowledged) <= log.bounds(T0).end <= 20
+        (late,) = append_groups(writer, [[append_to(T0, [b"late"])]])
+        assert isinstance(late, Unavailable)
+
     # Named writers
 
     def test_a_named_writer_appends_to_topics_of_one_group_at_once(self, log: EventLog) -> None:
@@ -501,7 +579,6 @@ class EventLogContract:
         assert found == {0: 0, 10: 0, 11: 1, 20: 1, 21: 3, 40: 3, 41: 5, 50: 5, 51: 6}
 
     def test_closing_twice_is_once(self, log: EventLog) -> None:
-        reader, writer = log.reader(), log.writer()
-        for part in (reader, writer, log):
+        for part in (log.reader(), log.writer(), log.group_writer(), log):
             part.close()
             part.close()

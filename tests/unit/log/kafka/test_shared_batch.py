@@ -10,7 +10,7 @@ import pytest
 
 from freshet.errors import FreshetError
 from freshet.log.kafka import writer as kafka_writer
-from freshet.log.kafka.writer import IdempotentSender, KafkaWriter, TransactionalSender
+from freshet.log.kafka.writer import IdempotentClient, IdempotentSender, KafkaWriter, TransactionalSender
 from freshet.testing.conditions import wait_for
 from freshet.types import Append, BytesColumn
 
@@ -61,7 +61,9 @@ def test_a_fault_in_a_shared_batch_acknowledges_no_append(
 ) -> None:
     monkeypatch.setattr(kafka_writer, "Producer", FaultyClient)
     monkeypatch.setattr(FaultyClient, "fault", fault)
-    sender = TransactionalSender({}, "joiner-m-0") if named else IdempotentSender({})
+    sender: IdempotentSender | TransactionalSender = IdempotentSender(IdempotentClient({}))
+    if named:
+        sender = TransactionalSender({}, "joiner-m-0")
     writer = KafkaWriter(sender, lambda at: at.topic, 1000)
     outcomes: list[object] = []
 
