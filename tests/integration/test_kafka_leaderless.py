@@ -1,4 +1,5 @@
-"""Transactions that end while one of their partitions has no leader, on a real Kafka of two brokers.
+"""Partitions without a leader, on a real Kafka of two brokers: transactions that end meanwhile, and
+events of a gateway for these and other partitions.
 
 Kafka 4.3.0 to 4.4.0 take such a partition for deleted (KAFKA-20734) and write no marker there, so what it
 holds of the transaction hangs until the next one of the same name commits it, too. FRESHET_TEST_KAFKA names a
@@ -7,7 +8,8 @@ folder with the jars of another release: if these tests pass there, it has not t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from uuid import uuid4
 
@@ -15,7 +17,11 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from prometheus_client import CollectorRegistry
 
+from freshet.errors import Unavailable
+from freshet.gateway.group_commit import Committer, QueueLimits
+from freshet.log import GroupOutcome
 from freshet.log.kafka.admin import KafkaAdmin
 from freshet.log.kafka.connection import parse_url
 from freshet.log.kafka.event_log import KafkaEventLog, open_url
@@ -43,14 +49,16 @@ class Brokers:
         self.first, self.second = first, second
         self._admin = AdminClient({"bootstrap.servers": first.bootstrap, "log_level": 0})
 
-    def place(self, topic: str, broker: int) -> None:
-        """Make a topic of one partition, which has its only replica at a broker."""
-        self._admin.create_topics([NewTopic(topic, 1, replica_assignment=[[broker]])])[topic].result(30)
-        self.wait_for_leader(topic, broker)
+    def place(self, topic: str, *brokers: int) -> None:
+        """Make a topic with a partition for each of these brokers, which has its only replica there."""
+        placed = [[broker] for broker in brokers]
+        new = NewTopic(topic, len(brokers), replica_assignment=placed)
+        self._admin.create_topics([new])[topic].result(30)
+        self.wait_for_leader(topic, *brokers)
 
-    def wait_for_leader(self, topic: str, broker: int) -> None:
-        """Wait until brokers report this leader of the topic, or none."""
-        wait_until(f"{broker} leads {topic}", lambda: self.leaders(topic) == {broker}, within_s=DEADLINE_S)
+    def wait_for_leader(self, topic: str, *brokers: int) -> None:
+        """Wait until brokers report these leaders of the topic, or none."""
+        wait_until(f"{brokers} lead {topic}", lambda: self.leaders(topic) == {*brokers}, within_s=DEADLINE_S)
 
     def leaders(self, topic: str) -> set[int]:
         """Return the leaders of its partitions; none if it is not known."""
@@ -86,14 +94,21 @@ def url_of(brokers: Brokers, prefix: str) -> str:
 
 
 @pytest.fixture
-def log(brokers: Brokers, prefix: str) -> Iterator[KafkaEventLog]:
-    brokers.place(f"{prefix}.commits", 1)
-    brokers.place(f"{prefix}.t", 2)
+def opened(brokers: Brokers, prefix: str) -> Iterator[KafkaEventLog]:
+    """The log without topics."""
     log = open_url(url_of(brokers, prefix))
     yield log
     log.close()
     if not brokers.second.alive:  # a test failed with it away: the next ones need not
         brokers.second.start()
+    brokers.second.resume()
+
+
+@pytest.fixture
+def log(brokers: Brokers, prefix: str, opened: KafkaEventLog) -> KafkaEventLog:
+    brokers.place(f"{prefix}.commits", 1)
+    brokers.place(f"{prefix}.t", 2)
+    return opened
 
 
 def numbers(log: KafkaEventLog, at: TopicPartition) -> list[int]:
@@ -144,3 +159,59 @@ def test_a_repeated_append_after_a_lost_leader_is_there_once(
         parse_url(url_of(brokers, prefix)), {"bootstrap.servers": brokers.first.bootstrap, "log_level": 0}
     )
     assert admin.bounds(places) == admin.bounds(places, committed=False)
+
+
+async def acknowledged(commit: Committer, at: TopicPartition, number: int) -> Sequence[int]:
+    """Submit a number as a request of its own; returns its offset. Raises the error that its client gets."""
+    done = asyncio.get_running_loop().create_future()
+
+    def answer(outcomes: Sequence[GroupOutcome | None]) -> None:
+        done.set_result(outcomes[0])
+
+    commit.submit([[append_to(at, [b"%d" % number])]], answer)
+    outcome: GroupOutcome = await done
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("how", ["killed", "paused"])
+def test_a_lost_leader_delays_only_its_partitions_events(
+    brokers: Brokers, prefix: str, opened: KafkaEventLog, how: str
+) -> None:
+    brokers.place(f"{prefix}.t", 1, 2)
+    log, live, lost = opened, TopicPartition("t", 0), TopicPartition("t", 1)
+    writer, second, sent = log.group_writer(), brokers.second, 1
+
+    async def main() -> None:
+        nonlocal sent
+        commit = Committer(
+            writer, QueueLimits(1000, 1 << 20), CollectorRegistry(), wait_s=0.0, batch_events=100
+        )
+        commit.start()
+        await asyncio.gather(*(acknowledged(commit, at, 0) for at in (live, lost)))
+        second.kill() if how == "killed" else second.pause()
+        waiting = [asyncio.ensure_future(acknowledged(commit, lost, number)) for number in range(1, 6)]
+        while not any(task.done() for task in waiting):  # until the log's time-out, 10 s
+            assert await acknowledged(commit, live, sent) == [sent]
+            sent += 1
+        failed = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(error, Unavailable) and "t[1]" in str(error) for error in failed), failed
+        assert await acknowledged(commit, live, sent) == [sent]
+        assert commit.healthy, "the log takes events of other partitions"
+        sent += 1
+        second.start() if how == "killed" else second.resume()
+        brokers.wait_for_leader(f"{prefix}.t", 1, 2)
+        for number in range(1, 6):  # as a client does with events that are not known to be written
+            await acknowledged(commit, lost, number)
+        for number in range(6, 9):
+            await acknowledged(commit, lost, number)
+        assert await commit.close(DEADLINE_S) == 0
+
+    asyncio.run(main())
+    assert sent > 20, "with one append at a time it would be 2"
+    assert numbers(log, live) == list(range(sent))
+    found = numbers(log, lost)
+    assert sorted(set(found)) == list(range(9))
+    assert found[-8:] == list(range(1, 9)), "what was sent again, and later, is there once and in order"

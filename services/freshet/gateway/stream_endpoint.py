@@ -303,7 +303,7 @@ class StreamEndpoint:
                 end_event_sends([send for send in sends if events[send[1]]], offsets)
 
         def done(outcomes: Sequence[GroupOutcome | None]) -> None:
-            """Answer the requests whose events all have an outcome."""
+            """Answer each request once all its events have an outcome."""
             nonlocal unanswered
             ready, unanswered = unanswered, np.zeros_like(unanswered)
             firsts = [0] * len(appends)

@@ -17,7 +17,7 @@ from freshet.types import Append, TopicPartition
 
 
 class _Group(Request):
-    """A group whose records are sent."""
+    """A group, with the records that are sent."""
 
     def __init__(self, answer: Callable[[GroupOutcome], None], deadline: float) -> None:
         super().__init__(())
@@ -98,7 +98,7 @@ class KafkaGroupWriter:
             self._reported.append(group)
 
     def _answer_reported(self) -> None:
-        """Answer groups with all reports and groups whose time is over; all if an error ended the client."""
+        """Answer groups that have all reports or are overdue; all groups if an error ended the client."""
         ended = self._client.ended
         if ended:
             self._client.flush(self._client.wait_s)
