@@ -164,7 +164,11 @@ class _Appending:
         def deliver(turn_ended: bool) -> None:
             if turn_ended or self._answers:
                 answers, self._answers = self._answers, []
-                loop.call_soon_threadsafe(answer, answers, turn_ended)
+                try:
+                    loop.call_soon_threadsafe(answer, answers, turn_ended)
+                except RuntimeError:  # the loop was closed: the gateway has stopped
+                    self._ended = True
+                    self._earlier.clear()
 
         threading.Thread(target=self._run, args=(deliver,), name="commit", daemon=True).start()
 
@@ -178,17 +182,16 @@ class _Appending:
         self._turns.put(None)
 
     def _run(self, deliver: Callable[[bool], None]) -> None:
-        with suppress(RuntimeError):  # the loop was closed: the gateway has stopped
-            while self._earlier or not self._ended or not self._turns.empty():
-                try:
-                    groups = self._turns.get(timeout=_STEP_S if self._earlier else None)
-                except queue.Empty:
-                    self._wait(_STEP_S)
-                    deliver(False)
-                    continue
-                if groups is not None:
-                    self._append(groups)
-                    deliver(True)
+        while self._earlier or not self._ended or not self._turns.empty():
+            try:
+                groups = self._turns.get(timeout=_STEP_S if self._earlier else None)
+            except queue.Empty:
+                self._wait(_STEP_S)
+                deliver(False)
+                continue
+            if groups is not None:
+                self._append(groups)
+                deliver(True)
 
     def _append(self, groups: Sequence[_Group]) -> None:
         """Run a turn."""

@@ -6,8 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from functools import partial
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -21,6 +20,7 @@ from freshet.log import Answered, EventLog, GroupOutcome, GroupWriter, Writer
 from freshet.log.records import CombinedWriter
 from freshet.log.sqlite.event_log import open_url
 from freshet.types import Append, TopicPartition
+from tests.unit.gateway.slow_partition import SlowPartition
 
 
 @pytest.fixture
@@ -51,38 +51,6 @@ class Held:
 
     def wait(self, within_s: float) -> None:
         self.writer.wait(within_s)
-
-    def close(self) -> None:
-        self.writer.close()
-
-
-class SlowPartition:
-    """A writer that answers groups with records for partition 1, or fails them, once they are released."""
-
-    def __init__(self, writer: GroupWriter) -> None:
-        self.writer = writer
-        self.held: list[tuple[Sequence[Append], Callable[[GroupOutcome], None]]] = []
-        self.released = threading.Event()
-        self.error: Exception | None = None
-
-    def append(self, groups: Sequence[Sequence[Append]], answered: Answered) -> None:
-        for index, group in enumerate(groups):
-            if any(append.partition == 1 for append in group):
-                self.held.append((group, partial(answered, index)))
-            else:
-                self._append(group, partial(answered, index))
-
-    def wait(self, within_s: float) -> None:
-        if self.released.wait(within_s):
-            held, self.held = self.held, []
-            for group, answer in held:
-                if self.error is None:
-                    self._append(group, answer)
-                else:
-                    answer(self.error)
-
-    def _append(self, group: Sequence[Append], answer: Callable[[GroupOutcome], None]) -> None:
-        self.writer.append([group], lambda _index, outcome: answer(outcome))
 
     def close(self) -> None:
         self.writer.close()

@@ -11,17 +11,19 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from freshet.config.spec.topics import RecordLimits, topics_of
-from freshet.features import AcceptedBodies
+from freshet.errors import Unavailable
+from freshet.features import AcceptedBodies, partition_of
 from freshet.gateway.codec import StreamCodec
 from freshet.gateway.group_commit import Committer, QueueLimits
 from freshet.gateway.service import codecs_of
 from freshet.gateway.stream_endpoint import JSON, Acks, Rules, StreamEndpoint
-from freshet.log import EventLog
+from freshet.log import EventLog, GroupWriter
 from freshet.log.sqlite.event_log import open_url
 from freshet.log.topics import ensure_topics
 from freshet.testing.clock import SettableClock
-from freshet.types import TopicPartition
+from freshet.types import BytesColumn, TopicPartition
 from tests.fixtures.gateway import NOW, SCHEMAS, SPEC, action
+from tests.unit.gateway.slow_partition import SlowPartition
 
 EVENT_BYTES = 200
 LARGE = orjson.dumps(action(9, eventId="x" * EVENT_BYTES))
@@ -30,16 +32,20 @@ LARGE = orjson.dumps(action(9, eventId="x" * EVENT_BYTES))
 class Client:
     """Records its outcomes."""
 
-    in_columns = True
-
-    def __init__(self) -> None:
+    def __init__(self, in_columns: bool = True) -> None:
+        self.in_columns = in_columns
         self.outcomes: list[str] = []
+        self.places: list[tuple[int, int]] = []  # (partition, offset)
 
     def acknowledged(self, body: bytes) -> None:
-        raise AssertionError("only for clients that take no columns")
+        assert not self.in_columns
+        self.places = [(ack["partition"], ack["offset"]) for ack in orjson.loads(body)["acks"]]
+        self.outcomes.append(f"{len(self.places)} durable")
 
     def answered(self, acks: Acks) -> None:
-        self.outcomes.append(f"{len(acks.offsets)} durable")
+        assert self.in_columns or acks.refused
+        self.places = list(zip(acks.partitions, acks.offsets, strict=True))
+        self.outcomes.append(f"{len(self.places)} durable")
 
     def failed(self, error: Exception) -> None:
         self.outcomes.append(type(error).__name__)
@@ -58,9 +64,11 @@ def codec(log: EventLog) -> StreamCodec:
     return codecs_of(SPEC, SCHEMAS, log, SettableClock(NOW))["action"]
 
 
-def outcomes(log: EventLog, codec: StreamCodec, bodies: list[bytes], queue_events: int) -> list[list[str]]:
-    """Outcomes of requests that are validated together."""
-    stream, registry = SPEC.events.action, CollectorRegistry()
+def endpoint_of(
+    writer: GroupWriter, codec: StreamCodec, queue_events: int = 100
+) -> tuple[StreamEndpoint, Committer]:
+    """An endpoint of actions, and its committer, which runs on the present loop."""
+    registry = CollectorRegistry()
     rules = Rules(
         partitions=SPEC.partitions,
         refused_topic=topics_of(SPEC).refused,
@@ -70,13 +78,20 @@ def outcomes(log: EventLog, codec: StreamCodec, bodies: list[bytes], queue_event
         labels=1,
     )
     counter = Counter("events", "", ["stream", "outcome"], registry=registry)
+    committer = Committer(writer, QueueLimits(queue_events, 1 << 20), registry, wait_s=0.0, batch_events=100)
+    committer.start()
+    clock = SettableClock(NOW)
+    return StreamEndpoint(
+        SPEC.events.action, codec, committer, rules, clock=clock, counter=counter
+    ), committer
+
+
+def outcomes(log: EventLog, codec: StreamCodec, bodies: list[bytes], queue_events: int) -> list[list[str]]:
+    """Outcomes of requests that are validated together."""
     clients = [Client() for _ in bodies]
 
     async def main() -> None:
-        limits = QueueLimits(queue_events, 1 << 20)
-        committer = Committer(log.group_writer(), limits, registry, wait_s=0.0, batch_events=100)
-        committer.start()
-        endpoint = StreamEndpoint(stream, codec, committer, rules, clock=SettableClock(NOW), counter=counter)
+        endpoint, committer = endpoint_of(log.group_writer(), codec, queue_events)
         for body, client in zip(bodies, clients, strict=True):
             endpoint.submit_body(body, JSON, client)
         assert await committer.close(20) == 0
@@ -115,3 +130,36 @@ def test_a_fault_fails_no_other_request_of_a_batch(
 
     assert found == [["1 durable"], ["RuntimeError"], ["0 durable"], ["1 durable"]]
     assert durable(log) == 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("in_columns", [True, False])
+def test_a_slow_partition_delays_only_requests_with_its_events(
+    log: EventLog, codec: StreamCodec, in_columns: bool, fails: bool
+) -> None:
+    writer = SlowPartition(log.group_writer())
+    writer.error = Unavailable("no leader") if fails else None
+    keys = BytesColumn.of(b"%d" % i for i in range(20))
+    partitions = partition_of(keys, SPEC.partitions).tolist()
+    fast, slow = partitions.index(0), partitions.index(1)
+    clients = [Client(in_columns) for _ in range(4)]
+    events = ([fast], [slow], [slow, fast], [fast, fast])
+    found = []
+
+    async def main() -> None:
+        endpoint, committer = endpoint_of(writer, codec)
+        for numbers, client in zip(events, clients, strict=True):
+            endpoint.submit_body(orjson.dumps([action(n) for n in numbers]), JSON, client)
+        while not clients[0].outcomes:
+            await asyncio.sleep(0)
+        found.append([client.outcomes[:] for client in clients])
+        assert endpoint.counts["accepted"] == 3
+        writer.released.set()
+        assert await committer.close(20) == 0
+        assert endpoint.counts["accepted"] == (3 if fails else 6)
+
+    asyncio.run(main())
+    assert found == [[["1 durable"], [], [], ["2 durable"]]]
+    last = [["Unavailable"], ["Unavailable"]] if fails else [["1 durable"], ["2 durable"]]
+    assert [client.outcomes for client in clients] == [["1 durable"], *last, ["2 durable"]]
+    assert clients[0].places + clients[3].places == [(0, 0), (0, 2), (0, 3)], "one of the third is between"

@@ -4,11 +4,11 @@ only the groups that have records for it."""
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 
 from freshet.errors import FreshetError, Unavailable
 from freshet.log import Answered, GroupOutcome
@@ -51,7 +51,7 @@ class KafkaGroupWriter:
     def append(self, groups: Sequence[Sequence[Append]], answered: Answered) -> None:
         """Queue the records of groups; waits only for space in the client's queue."""
         with self._using:
-            deadline = time.monotonic() + self._client.wait_s
+            deadline = monotonic() + self._client.wait_s
             for index, appends in enumerate(groups):
                 group = _Group(partial(answered, index), deadline)
                 try:
@@ -105,7 +105,7 @@ class KafkaGroupWriter:
         for group in self._reported:
             self._answer(group)
         self._reported.clear()
-        now = time.monotonic()
+        now = monotonic()
         while self._outstanding and (ended or next(iter(self._outstanding)).deadline < now):
             self._answer(next(iter(self._outstanding)))
         if ended:
