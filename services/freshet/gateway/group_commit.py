@@ -131,15 +131,6 @@ class _Submitted:
     outcomes: list[GroupOutcome | None]
 
 
-def _events(append: Append) -> int:
-    return len(append.values)
-
-
-def _size(append: Append) -> int:
-    """Return the bytes of records and keys."""
-    return len(append.values.data) + (0 if append.keys is None else len(append.keys.data))
-
-
 _Answers = list[tuple[_Group, GroupOutcome]]
 
 
@@ -298,7 +289,10 @@ class Committer:
         submitted = _Submitted(done, 0, [], [None] * len(groups))
         size = 0
         for place, appends in enumerate(groups):
-            group = _Group(appends, sum(map(_events, appends)), sum(map(_size, appends)), submitted, place)
+            group = _Group(appends, 0, 0, submitted, place)
+            for append in appends:
+                group.events += len(append.values.ends)
+                group.size += len(append.values.data) + (0 if append.keys is None else len(append.keys.data))
             submitted.groups.append(group)
             submitted.events += group.events
             size += group.size

@@ -293,36 +293,40 @@ class StreamEndpoint:
         sends = _sends_of_bodies(self._codec, self.topic, accepted, requests) or []
         unanswered = accepted.counts >= 0  # (R,)
 
-        def fail(bodies: NDArray[np.bool_], error: Exception) -> None:
-            end_sends(bodies, error)
-            _fail([requests[i] for i in np.flatnonzero(bodies).tolist()], error)
-
         def end_sends(bodies: NDArray[np.bool_], offsets: I64 | Exception) -> None:
             if sends:
                 events = np.repeat(bodies, np.maximum(accepted.counts, 0))  # (N,)
                 end_event_sends([send for send in sends if events[send[1]]], offsets)
 
-        def done(outcomes: Sequence[GroupOutcome | None]) -> None:
-            """Answer each request once all its events have an outcome."""
+        def take_ready(outcomes: Sequence[GroupOutcome | None]) -> NDArray[np.bool_]:
+            """Return (R,) the requests to acknowledge, and fail others; none has outstanding events."""
             nonlocal unanswered
             ready, unanswered = unanswered, np.zeros_like(unanswered)
-            firsts = [0] * len(appends)
-            for i, (append, outcome) in enumerate(zip(appends, outcomes, strict=True)):
+            for append, outcome in zip(appends, outcomes, strict=True):
                 if outcome is None:
                     unanswered |= ready & accepted.bodies_in(append.partition)
-                elif not isinstance(outcome, Exception):
-                    firsts[i] = outcome[0]
             ready &= ~unanswered
             for append, outcome in zip(appends, outcomes, strict=True):
                 if isinstance(outcome, Exception):
                     failed = ready & accepted.bodies_in(append.partition)
                     ready &= ~failed
-                    fail(failed, outcome)
-            if ready.any():
-                if sends:
-                    end_sends(ready, accepted.offsets(firsts))
-                self._count("accepted", int(accepted.counts[ready].sum()))
-                self._acknowledge(requests, accepted, firsts, ready)
+                    end_sends(failed, outcome)
+                    _fail([requests[i] for i in np.flatnonzero(failed).tolist()], outcome)
+            return ready
+
+        def done(outcomes: Sequence[GroupOutcome | None]) -> None:
+            """Answer each request once all its events have an outcome."""
+            firsts, all_are_durable = [0] * len(outcomes), True
+            for i, outcome in enumerate(outcomes):
+                if outcome is None or isinstance(outcome, Exception):
+                    all_are_durable = False
+                else:
+                    firsts[i] = outcome[0]
+            ready = unanswered if all_are_durable else take_ready(outcomes)
+            if sends:
+                end_sends(ready, accepted.offsets(firsts))
+            self._count("accepted", int(accepted.counts @ ready))
+            self._acknowledge(requests, accepted, firsts, ready)
 
         self._committer.submit([[append] for append in appends], done)
         for i, request in enumerate(requests):
