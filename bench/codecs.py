@@ -10,7 +10,8 @@ the disk under FOLDER (default: that of temporary files). Codecs are measured pe
 publish and flush by the clock, with the processor time of the shard's thread beside it, which training loses:
 of the median flush, and of the mean one, which has its share of the rare checkpoints and compactions (a quick
 run has none). `flush_of_none` is a flush after no row has changed: it still writes the offsets of all
-buckets. `load` is the reading of all rows at a restart.
+buckets. `wires_gb_per_s`: the integer codecs of rows and gradients, by the floats of a row; gradients are
+rounded at random. `load` is the reading of all rows at a restart.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from freshet.rows.deltas import RowCodec, RowDelta, decode_rows, encode_rows, re
 from freshet.rows.service import KeyGroup, Push
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.tables import Plan, Published, Store
-from freshet.types import F32, Fence, OffsetRange, TimeMs
+from freshet.types import F32, U8, Fence, OffsetRange, TimeMs
+from freshet.wires.codecs import RowFormat, gradients_codec, pack_rows, rows_codec, unpack_rows
 from freshet.wires.row_wire import RowWire
 
 SPEC = """
@@ -56,6 +58,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 QUICK_ROUNDS = 3
 SCALARS = 2
 DELTA_ROWS = 50_000 // ROWS_PARTITIONS
+WIRE_FLOATS, WIRE_CALLS = 1 << 16, 64
 """Rows of a record of `rows` when a shard copies out as much as it does at once."""
 
 
@@ -222,6 +225,31 @@ def packed(rows: int, rounds: int) -> Figures:
     return figures
 
 
+def wires(rounds: int) -> Figures:
+    """Measure the integer codecs by the floats of a row; GB of fp32 a second of a core."""
+    cases: dict[str, Callable[[], float]] = {}
+    for width in (16, 64, 256):
+        values = np.random.default_rng(0).normal(0, 0.05, (WIRE_FLOATS // width, width)).astype(np.float32)
+        out = np.empty_like(values)
+        for name in ("int8", "int4"):
+            for kind, codec in (("rows", rows_codec(name)), ("gradients", gradients_codec(name))):
+                form = RowFormat(codec, width)
+                sent = pack_rows(values, form, 1)
+
+                def write(values: F32 = values, form: RowFormat = form) -> None:
+                    for _ in range(WIRE_CALLS):
+                        pack_rows(values, form, 1)
+
+                def read(sent: U8 = sent, form: RowFormat = form, out: F32 = out) -> None:
+                    for _ in range(WIRE_CALLS):
+                        unpack_rows(sent, form, out)
+
+                for way, work in (("encode", write), ("decode", read)):
+                    per_call = values.nbytes * WIRE_CALLS / 1e9
+                    cases[f"{way}_{name}_{kind}_{width}"] = rate(work, per_call, time.thread_time)
+    return {name: figure.median for name, figure in interleaved(cases, rounds, unit="GB/s").items()}
+
+
 def measure(quick: bool = False, rows: int | None = None, folder: Path | None = None) -> Figures:
     """Measure codecs of deltas and of packed rows, publish and flush."""
     rows = rows or (50_000 if quick else 200_000)
@@ -234,6 +262,7 @@ def measure(quick: bool = False, rows: int | None = None, folder: Path | None = 
             "stages": collected(rows, rounds),
             "deltas": deltas(rounds, quick),
             "packed": packed(rows, rounds),
+            "wires_gb_per_s": wires(rounds),
         }
 
 

@@ -55,6 +55,7 @@ struct Codecs {
 #endif
 
 namespace plain {
+constexpr size_t kLanes = 4;  // floats of a register
 #include "row_codec_kernel.inc"
 }  // namespace plain
 
@@ -62,12 +63,14 @@ namespace plain {
 #pragma GCC push_options
 #pragma GCC target("arch=x86-64-v3")
 namespace v3 {
+constexpr size_t kLanes = 8;
 #include "row_codec_kernel.inc"
 }  // namespace v3
 #pragma GCC pop_options
 #pragma GCC push_options
 #pragma GCC target("arch=x86-64-v4")
 namespace v4 {
+constexpr size_t kLanes = 16;
 #include "row_codec_kernel.inc"
 }  // namespace v4
 #pragma GCC pop_options
