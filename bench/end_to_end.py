@@ -34,6 +34,7 @@ from bench.peers.running import environment_of, not_installed, training_job
 from bench.report import Figures, command
 from bench.rounds import Figure, interleaved
 from bench.workload import Arrays, Workload, append, plain_spec
+from freshet import _native
 from freshet.apps.batch_sources import OwnRows
 from freshet.apps.pipeline import Pipeline
 from freshet.apps.trainer import TrainerOptions, TrainerProcess
@@ -50,6 +51,8 @@ CASES = {
 VARIANTS = ("torch_one_lane", "onednn_one_lane", "torch_lanes", "onednn_lanes")
 """Variants of the roofline; those of several threads before those whose lanes set one."""
 LANES = 2
+BF16 = "x86-64-v4-bf16"
+"""Kernels of processors that multiply bf16; on others only fp32 is measured."""
 PEER_BATCH = 4096
 LOOK_S = 0.01
 
@@ -138,6 +141,7 @@ def measure(
         found = {
             p: _precision(p, cases, jobs, rounds, passes, seconds, at, together=quick)
             for p in ("bf16", "fp32")
+            if p == "fp32" or BF16 in _native.kernel_names()
         }
     return found | ({"not_installed": absent} if absent else {})
 

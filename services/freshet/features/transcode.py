@@ -17,7 +17,7 @@ Letters: R bodies of requests, N events, G good events, P partitions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +77,10 @@ class AcceptedBodies:
     def size(self) -> int:
         """Bytes of records and keys."""
         return len(self.records.data) + len(self.keys.data)
+
+    def without_records(self) -> AcceptedBodies:
+        """Return what answers to the bodies need, without the memory of their events."""
+        return replace(self, records=BytesColumn.of(()), keys=BytesColumn.of(()))
 
     def appends(self, topic: str) -> list[Append]:
         """Return an append for each partition with events, ascending; records share this object's memory."""

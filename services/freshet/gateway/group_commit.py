@@ -3,7 +3,8 @@
 A durable append costs about the same for one record as for a thousand. A thread appends in turns: requests
 that arrive during a turn form the next. Events of a request, or of all requests of a turn to one partition,
 are a group that the log answers by itself. A turn ends once all its groups are answered, or after `TURN_S`:
-then the answers of slow partitions are still outstanding while the next turns begin.
+then the answers of slow partitions are still outstanding while the next turns begin, which do not wait for
+these partitions.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from prometheus_client import CollectorRegistry
 from freshet.errors import Overloaded, TooLarge, Unavailable
 from freshet.gateway import metrics
 from freshet.log import GroupOutcome, GroupWriter
-from freshet.types import Append, BytesColumn
+from freshet.types import Append, BytesColumn, TopicPartition
 
 Done = Callable[[Sequence[GroupOutcome | None]], None]
 """Called on the loop when groups have been answered, with the outcome of each group; None: outstanding."""
@@ -120,6 +122,10 @@ class _Group:
     place: int  # in `submitted`
     started: float = 0.0  # of its turn, by time.perf_counter
 
+    def partitions(self) -> set[TopicPartition]:
+        """Return the partitions of its records."""
+        return {TopicPartition(append.topic, append.partition) for append in self.appends}
+
 
 @dataclass(slots=True, eq=False)
 class _Submitted:
@@ -145,7 +151,8 @@ class _Appending:
         self._turns: queue.SimpleQueue[Sequence[_Group] | None] = queue.SimpleQueue()
         self._ended = False  # groups that are still queued are not appended
         self._turn: set[_Group] = set()  # this turn's groups without an answer
-        self._earlier: set[_Group] = set()  # groups of earlier turns without an answer
+        self._earlier: dict[_Group, set[TopicPartition]] = {}  # groups that no turn waits for; and where
+        self._slow: Counter[TopicPartition] = Counter()  # partitions of these groups
         self._answers: _Answers = []
 
     def start(self, answer: Callable[[_Answers, bool], None]) -> None:
@@ -160,6 +167,7 @@ class _Appending:
                 except RuntimeError:  # the loop was closed: the gateway has stopped
                     self._ended = True
                     self._earlier.clear()
+                    self._slow.clear()
 
         threading.Thread(target=self._run, args=(deliver,), name="commit", daemon=True).start()
 
@@ -193,31 +201,46 @@ class _Appending:
         ends = time.monotonic() + TURN_S
         self._turn.update(groups)
         try:
-            self._writer.append([group.appends for group in groups], partial(self._answered, groups))
+            self._writer.append(
+                [group.appends for group in groups], partial(self._answered, dict(enumerate(groups)))
+            )
         except Exception as error:
-            self._fail(self._turn, error)
+            self._end_groups([*self._turn], error)
+        if self._slow:
+            self._set_aside([group for group in self._turn if group.partitions() & self._slow.keys()])
+            self._wait(_STEP_S)  # a turn of such groups alone must take answers, too
         while self._turn and time.monotonic() < ends:
             self._wait(_STEP_S)
-        self._earlier |= self._turn
-        self._turn.clear()
+        self._set_aside([*self._turn])
+        for group in groups:
+            group.appends = ()  # the writer has what it needs
+
+    def _set_aside(self, groups: Iterable[_Group]) -> None:
+        """Go on without the answers of these groups."""
+        for group in groups:
+            self._turn.remove(group)
+            self._earlier[group] = group.partitions()
+            self._slow.update(self._earlier[group])
 
     def _wait(self, within_s: float) -> None:
         try:
             self._writer.wait(within_s)
         except Exception as error:
-            self._fail(self._turn, error)
-            self._fail(self._earlier, error)
+            self._end_groups([*self._turn, *self._earlier], error)
 
-    def _answered(self, groups: Sequence[_Group], index: int, outcome: GroupOutcome) -> None:
-        group = groups[index]
-        for unanswered in (self._turn, self._earlier):
-            if group in unanswered:
-                unanswered.remove(group)
-                self._answers.append((group, outcome))
+    def _answered(self, unanswered: dict[int, _Group], index: int, outcome: GroupOutcome) -> None:
+        group = unanswered.pop(index, None)
+        if group is not None and (group in self._turn or group in self._earlier):
+            self._end_groups([group], outcome)
 
-    def _fail(self, groups: set[_Group], error: Exception) -> None:
-        self._answers += ((group, error) for group in groups)
-        groups.clear()
+    def _end_groups(self, groups: Iterable[_Group], outcome: GroupOutcome) -> None:
+        for group in groups:
+            self._answers.append((group, outcome))
+            self._turn.discard(group)
+            for partition in self._earlier.pop(group, ()):
+                self._slow[partition] -= 1
+                if not self._slow[partition]:
+                    del self._slow[partition]
 
 
 class Committer:

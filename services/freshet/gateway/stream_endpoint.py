@@ -216,7 +216,7 @@ class StreamEndpoint:
             try:
                 self._submit(requests)
             except Exception as error:
-                _fail(requests, error)
+                _fail([request.client for request in requests], error)
 
     def _submit(self, requests: Sequence[_Queued]) -> None:
         """Submit the events of requests of one kind."""
@@ -288,30 +288,35 @@ class StreamEndpoint:
         return None
 
     def _append(self, requests: Sequence[_Queued], accepted: AcceptedBodies) -> None:
-        """Submit the events of accepted bodies, those of each partition as a group."""
-        appends = accepted.appends(self._stream.topic)
+        """Submit the events of accepted bodies, those of each partition as a group.
+
+        A group may stay without an answer for long, so `done` holds no body and no record.
+        """
+        groups = [[append] for append in accepted.appends(self._stream.topic)]
+        partitions = [append.partition for (append,) in groups]
         sends = _sends_of_bodies(self._codec, self.topic, accepted, requests) or []
-        unanswered = accepted.counts >= 0  # (R,)
+        clients, events = [request.client for request in requests], accepted.without_records()
+        unanswered = events.counts >= 0  # (R,)
 
         def end_sends(bodies: NDArray[np.bool_], offsets: I64 | Exception) -> None:
             if sends:
-                events = np.repeat(bodies, np.maximum(accepted.counts, 0))  # (N,)
-                end_event_sends([send for send in sends if events[send[1]]], offsets)
+                chosen = np.repeat(bodies, np.maximum(events.counts, 0))  # (N,)
+                end_event_sends([send for send in sends if chosen[send[1]]], offsets)
 
         def take_ready(outcomes: Sequence[GroupOutcome | None]) -> NDArray[np.bool_]:
             """Return (R,) the requests to acknowledge, and fail others; none has outstanding events."""
             nonlocal unanswered
             ready, unanswered = unanswered, np.zeros_like(unanswered)
-            for append, outcome in zip(appends, outcomes, strict=True):
+            for partition, outcome in zip(partitions, outcomes, strict=True):
                 if outcome is None:
-                    unanswered |= ready & accepted.bodies_in(append.partition)
+                    unanswered |= ready & events.bodies_in(partition)
             ready &= ~unanswered
-            for append, outcome in zip(appends, outcomes, strict=True):
+            for partition, outcome in zip(partitions, outcomes, strict=True):
                 if isinstance(outcome, Exception):
-                    failed = ready & accepted.bodies_in(append.partition)
+                    failed = ready & events.bodies_in(partition)
                     ready &= ~failed
                     end_sends(failed, outcome)
-                    _fail([requests[i] for i in np.flatnonzero(failed).tolist()], outcome)
+                    _fail([clients[i] for i in np.flatnonzero(failed).tolist()], outcome)
             return ready
 
         def done(outcomes: Sequence[GroupOutcome | None]) -> None:
@@ -324,48 +329,48 @@ class StreamEndpoint:
                     firsts[i] = outcome[0]
             ready = unanswered if all_are_durable else take_ready(outcomes)
             if sends:
-                end_sends(ready, accepted.offsets(firsts))
-            self._count("accepted", int(accepted.counts @ ready))
-            self._acknowledge(requests, accepted, firsts, ready)
+                end_sends(ready, events.offsets(firsts))
+            self._count("accepted", int(events.counts @ ready))
+            self._acknowledge(clients, events, firsts, ready)
 
-        self._committer.submit([[append] for append in appends], done)
+        self._committer.submit(groups, done)
         for i, request in enumerate(requests):
             if request.allowance is not None and accepted.counts[i] > 0:
                 self._charge(request.allowance, int(accepted.counts[i]))
 
     def _acknowledge(
         self,
-        requests: Sequence[_Queued],
+        clients: Sequence[Client],
         accepted: AcceptedBodies,
         firsts: Sequence[int],
         ready: NDArray[np.bool_],
     ) -> None:
-        """Acknowledge the `ready` ones, (R,), of R requests."""
-        if requests[0].client.in_columns:
-            self._acknowledge_in_columns(requests, accepted, firsts, ready)
+        """Acknowledge the `ready` ones, (R,), of R clients."""
+        if clients[0].in_columns:
+            self._acknowledge_in_columns(clients, accepted, firsts, ready)
             return
         answers = accepted.answers(self._topic, firsts)
-        for request, body, is_ready in zip(requests, answers, ready.tolist(), strict=True):
+        for client, body, is_ready in zip(clients, answers, ready.tolist(), strict=True):
             if is_ready:
                 try:
-                    request.client.acknowledged(body)
+                    client.acknowledged(body)
                 except Exception as error:
                     _log_unanswered(error)
 
     @staticmethod
     def _acknowledge_in_columns(
-        requests: Sequence[_Queued],
+        clients: Sequence[Client],
         accepted: AcceptedBodies,
         firsts: Sequence[int],
         ready: NDArray[np.bool_],
     ) -> None:
         partitions, offsets = accepted.partitions.tolist(), accepted.offsets(firsts).tolist()
         at = 0
-        for request, events, is_ready in zip(requests, accepted.counts.tolist(), ready.tolist(), strict=True):
+        for client, events, is_ready in zip(clients, accepted.counts.tolist(), ready.tolist(), strict=True):
             start, at = at, at + max(events, 0)
             if is_ready:
                 try:
-                    request.client.answered(Acks(partitions[start:at], offsets[start:at], ()))
+                    client.answered(Acks(partitions[start:at], offsets[start:at], ()))
                 except Exception as error:
                     _log_unanswered(error)
 
@@ -378,10 +383,10 @@ class StreamEndpoint:
             try:
                 self._submit([request])
             except Overloaded as error:
-                _fail(requests[i:], error)
+                _fail([request.client for request in requests[i:]], error)
                 return
             except Exception as error:
-                _fail([request], error)
+                _fail([request.client], error)
 
     def _submit_by_event(self, request: _Queued) -> None:
         """Submit a request's valid events to the stream's topic and the others as dead letters."""
@@ -410,7 +415,7 @@ class StreamEndpoint:
             ]
             self._append_entries(request, entries, dead_letters, refused)
         except Exception as error:
-            _fail([request], error)
+            _fail([request.client], error)
 
     def _append_entries(
         self,
@@ -544,11 +549,11 @@ def _sends_of_entries(
     return sends
 
 
-def _fail(requests: Sequence[_Queued], error: Exception) -> None:
-    """Answer all requests with the same error."""
-    for request in requests:
+def _fail(clients: Sequence[Client], error: Exception) -> None:
+    """Answer all clients with the same error."""
+    for client in clients:
         try:
-            request.client.failed(error)
+            client.failed(error)
         except Exception as fault:
             _log_unanswered(fault)
 

@@ -57,6 +57,8 @@ log = structlog.get_logger(__name__)
 
 APPEND_EVENTS = 5_000
 RETRY_S = 0.2
+NOT_ACKNOWLEDGED = "the server stopped before the log had acknowledged them"
+
 TURN_S = 0.02
 """Longest wait for the log, or for more events, while events wait for the log."""
 
@@ -221,7 +223,8 @@ class _Backlog:
     sent: int = 0
     most: int = APPEND_EVENTS  # that are sent next
     retry_s: float = 0.0  # monotonic time before which nothing is sent
-    error: str = "the server stopped before the log had acknowledged them"
+    groups: int = 0  # that were sent: the number of the last
+    error: str = NOT_ACKNOWLEDGED  # why they are not appended
 
     def take(self, events: int) -> list[_Event]:
         """Remove the first events and return them; none is with the writer any more."""
@@ -323,14 +326,17 @@ class ServedLogger:
             self._drop_by_bug(error, [key for served in taken for key in served.keys])
         now = time.monotonic()
         due = [b for b in self._backlogged if not b.sent and now >= b.retry_s]
+        for backlog in due:
+            backlog.groups += 1
+        numbered = [(backlog, backlog.groups) for backlog in due]
         try:
             if due:
-                self._writer.append([[self._next_append(b)] for b in due], partial(self._answer, due))
+                self._writer.append([[self._next_append(b)] for b in due], partial(self._answer, numbered))
             if any(backlog.sent for backlog in self._backlogs):
                 self._writer.wait(TURN_S)
         except Exception as error:
             for i in range(len(due)):
-                self._answer(due, i, error)
+                self._answer(numbered, i, error)
 
     def _next_batch(self, wait_s: float, gather: Callable[[], object]) -> list[Served]:
         taken: list[Served] = []
@@ -369,16 +375,17 @@ class ServedLogger:
         values, keys = BytesColumn.of(e.value for e in events), BytesColumn.of(e.key for e in events)
         return Append(self._stream.topic, backlog.partition, values, keys)
 
-    def _answer(self, backlogs: Sequence[_Backlog], index: int, outcome: GroupOutcome) -> None:
+    def _answer(self, groups: Sequence[tuple[_Backlog, int]], index: int, outcome: GroupOutcome) -> None:
         """Remove events that were appended or never can be; keep the others for another attempt."""
-        backlog = backlogs[index]
+        backlog, number = groups[index]
         sent = backlog.sent
-        if not sent:  # given up at the stop
+        if not sent or number != backlog.groups:  # given up
             return
         if not isinstance(outcome, Exception):
             self._logged.inc(sent)
             self._counts["logged"] += sent
             self._leave(backlog.take(sent), "")
+            backlog.error = NOT_ACKNOWLEDGED
         elif isinstance(outcome, Unavailable):  # tried again: the joiner drops duplicates
             backlog.sent, backlog.retry_s, backlog.error = 0, time.monotonic() + RETRY_S, str(outcome)
         elif not isinstance(outcome, TooLarge):

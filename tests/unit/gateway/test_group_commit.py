@@ -15,6 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from freshet.errors import Overloaded, TooLarge, Unavailable
+from freshet.gateway import group_commit
 from freshet.gateway.group_commit import Committer, Entry, QueueLimits, group_entries, offsets_of
 from freshet.log import Answered, EventLog, GroupOutcome, GroupWriter, Writer
 from freshet.log.records import CombinedWriter
@@ -321,6 +322,7 @@ def test_an_append_that_ends_soon_after_the_drain_is_waited_for(log: EventLog) -
 HANGS = """
 import asyncio, threading
 from prometheus_client import CollectorRegistry
+from freshet.gateway import group_commit
 from freshet.gateway.group_commit import Committer, Entry, QueueLimits, group_entries
 
 appends, _ = group_entries([Entry("clicks", 0, b"k", b"v")])
@@ -408,6 +410,27 @@ def test_a_slow_partition_delays_only_its_own_requests(log: EventLog) -> None:
 
     run(main())
     assert values(log, 1) == [b"0", b"1", b"2"]
+
+
+def test_a_turn_does_not_wait_for_a_partition_known_as_slow(
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = SlowPartition(log.group_writer())
+
+    async def main() -> None:
+        commit = committer(writer)
+        slow = [asyncio.ensure_future(append(commit, [entry(b"0", 1)]))]
+        for number in range(2):  # in the slow one's turn or after it
+            assert await append(commit, [entry(b"%d" % number)]) == [number]
+        monkeypatch.setattr(group_commit, "TURN_S", 600.0)
+        for number in range(2, 5):
+            slow.append(asyncio.ensure_future(append(commit, [entry(b"%d" % number, 1)])))
+            assert await append(commit, [entry(b"%d" % number)]) == [number]
+        writer.released.set()
+        assert await asyncio.gather(*slow) == [[0], [1], [2], [3]]
+        assert await commit.close(60) == 0
+
+    run(main())
 
 
 def test_a_partition_that_fails_fails_only_its_requests(log: EventLog) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -154,6 +155,9 @@ def test_a_slow_partition_delays_only_requests_with_its_events(
             await asyncio.sleep(0)
         found.append([client.outcomes[:] for client in clients])
         assert endpoint.counts["accepted"] == 3
+        gc.collect()
+        held = [o for o in gc.get_objects() if isinstance(o, AcceptedBodies) and len(o.records)]
+        assert not held, "what waits holds no events of others, whose reservations are released"
         writer.released.set()
         assert await committer.close(20) == 0
         assert endpoint.counts["accepted"] == (3 if fails else 6)

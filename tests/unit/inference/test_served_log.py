@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -293,6 +294,26 @@ def test_unexpected_error_is_logged_and_next_events_are_written(log: EventLog) -
         return bool(values(log))
 
     run_until(logger, written)
+
+
+def test_a_late_answer_counts_for_no_later_group(log: EventLog) -> None:
+    answers: list[Callable[[GroupOutcome], None]] = []
+    writer = Mock(spec=GroupWriter)
+    writer.append.side_effect = lambda groups, answered: answers.append(partial(answered, 0))
+    writer.wait.side_effect = [RuntimeError("odd"), *[None] * 1_000_000]
+    logger = logger_of(log, writer=writer)
+    logger.enqueue(served(1))
+
+    def late() -> bool:
+        if len(answers) == 1 and "RuntimeError: odd" in logger.reason:
+            logger.enqueue(served(1))
+        if len(answers) == 2:
+            answers[0]([0])
+        return len(answers) == 2
+
+    run_until(logger, late, drain_s=0.1)
+
+    assert figure(logger, "served_logged_total") == 0
 
 
 def test_a_topic_in_json_gets_json(log: EventLog) -> None:

@@ -12,7 +12,7 @@ from time import monotonic
 
 from freshet.errors import FreshetError, Unavailable
 from freshet.log import Answered, GroupOutcome
-from freshet.log.kafka.writer import IdempotentClient, Piece, Request
+from freshet.log.kafka.writer import QUEUE_FULL_S, IdempotentClient, Piece, Request
 from freshet.types import Append, TopicPartition
 
 
@@ -49,16 +49,17 @@ class KafkaGroupWriter:
         self._closed = False
 
     def append(self, groups: Sequence[Sequence[Append]], answered: Answered) -> None:
-        """Queue the records of groups; waits only for space in the client's queue."""
+        """Queue copies of the groups' records; waits only for space in the client's queue, 10 s at most."""
         with self._using:
-            deadline = monotonic() + self._client.wait_s
+            deadline, full_until = monotonic() + self._client.wait_s, monotonic() + QUEUE_FULL_S
             for index, appends in enumerate(groups):
                 group = _Group(partial(answered, index), deadline)
                 try:
-                    self._send(group, appends)
+                    self._send(group, appends, full_until)
                 except Exception as error:
                     self._outstanding.pop(group, None)  # later reports of its records change nothing
                     group.answer(error)
+                    group.pieces = ()
             self._answer_reported()
 
     def wait(self, within_s: float) -> None:
@@ -77,7 +78,7 @@ class KafkaGroupWriter:
                 for group in list(self._outstanding):
                     self._answer(group)
 
-    def _send(self, group: _Group, appends: Sequence[Append]) -> None:
+    def _send(self, group: _Group, appends: Sequence[Append], full_until: float) -> None:
         """Queue the records of a group. Raises if it failed."""
         if self._closed:
             raise Unavailable("the writer was closed; nothing was written")
@@ -90,7 +91,7 @@ class KafkaGroupWriter:
         if group.empty:
             self._reported.append(group)
         else:
-            self._client.produce(group.pieces)
+            self._client.produce(group.pieces, full_until)
 
     def _on_reported(self, group: _Group) -> None:
         """Called by the client once all records of a piece were reported."""

@@ -20,7 +20,7 @@ from freshet.log.kafka.connection import LastError, ending, family, translated
 from freshet.log.records import check_append
 from freshet.types import Append, BytesColumn, TopicPartition
 
-_QUEUE_FULL_S = 10.0
+QUEUE_FULL_S = 10.0
 """Longest wait for space in the client's queue, which empties as brokers acknowledge."""
 
 _MAYBE_WRITTEN = frozenset(
@@ -58,11 +58,12 @@ class Piece:
         """
         check_append(append, max_record_bytes, _TOO_LARGE_ADVICE)
         self.at = TopicPartition(append.topic, append.partition)
-        self.topic, self.waiting = topic, len(append.values)
+        self.topic, self.waiting, self._records = topic, len(append.values), len(append.values)
         self._last = -1  # offset of the last record
         self.error: KafkaError | None = None
         self.maybe_written = False  # a record of it
-        self._append, self._on_reported = append, on_reported
+        self._append: Append | None = append  # until its records are queued
+        self._on_reported = on_reported
 
     def __call__(self, error: KafkaError | None, message: Message) -> None:
         """Record the report of one record."""
@@ -79,12 +80,16 @@ class Piece:
     @property
     def first(self) -> int:
         """The first record's offset, if no other writer's records lie between its own; else a later one."""
-        return max(self._last - len(self._append.values) + 1, 0)
+        return max(self._last - self._records + 1, 0)
 
-    def produce(self, producer: Producer) -> None:
-        """Queue its records. Raises KafkaException, or Unavailable if the queue stays full."""
-        send, deadline = producer.produce, time.monotonic() + _QUEUE_FULL_S
-        append, topic, partition = self._append, self.topic, self.at.partition
+    def produce(self, producer: Producer, deadline: float) -> None:
+        """Queue copies of its records, once. Raises KafkaException, or Unavailable if the queue stays full.
+
+        `deadline`: by `time.monotonic`, for space in the queue.
+        """
+        append, self._append = self._append, None
+        assert append is not None, "queued once"
+        send, topic, partition = producer.produce, self.topic, self.at.partition
         keys = repeat(None) if append.keys is None else _items(append.keys)
         times = repeat(0) if append.times_ms is None else append.times_ms.tolist()
         for value, key, time_ms in zip(_items(append.values), keys, times, strict=False):
@@ -94,9 +99,8 @@ class Piece:
                     break
                 except BufferError:
                     if time.monotonic() > deadline:
-                        raise Unavailable(
-                            f"the queue to the brokers was full for {_QUEUE_FULL_S:g} s"
-                        ) from None
+                        why = f"the queue to the brokers was full for {QUEUE_FULL_S:g} s"
+                        raise Unavailable(f"not known to be written: {why}") from None
                     producer.poll(0.05)
 
 
@@ -277,14 +281,18 @@ class IdempotentClient:
             self._producer = Producer({**self._client, "error_cb": self.last_error})
         self.ended = False  # by an error: it accepts no more records, and must be started anew
 
-    def produce(self, pieces: Sequence[Piece]) -> None:
-        """Queue the records of a request. Raises a family of `family` if not all could be queued."""
+    def produce(self, pieces: Sequence[Piece], deadline: float) -> None:
+        """Queue the records of a request, which may wait for space until `deadline`, by `time.monotonic`.
+
+        Raises a family of `family` if not all could be queued.
+        """
         with translated("not known to be written", self.last_error):
             try:
                 for piece in pieces:
-                    piece.produce(self._producer)
-            except KafkaException as error:
-                self.ended |= error.args[0].fatal() or error.args[0].code() == KafkaError._FATAL
+                    piece.produce(self._producer, deadline)
+            except (KafkaException, SystemError) as error:
+                cause = ending(error)
+                self.ended |= cause.fatal() or cause.code() == KafkaError._FATAL
                 raise
 
     def flush(self, within_s: float) -> None:
@@ -308,7 +316,7 @@ class IdempotentSender:
         client = self._client
         for request in requests:
             try:
-                client.produce(request.pieces)
+                client.produce(request.pieces, time.monotonic() + QUEUE_FULL_S)
             except FreshetError as error:
                 request.error = error
         client.flush(client.wait_s)
@@ -372,7 +380,7 @@ class TransactionalSender:
         try:
             with translated("a record was refused", self._last_error):
                 for piece in request.pieces:
-                    piece.produce(self._producer)
+                    piece.produce(self._producer, time.monotonic() + QUEUE_FULL_S)
             if fatal := flushed(self._producer, self._wait_s):
                 if fatal.code() == KafkaError._FATAL:
                     self._abort("the client was ended")  # raises the error that ended it
