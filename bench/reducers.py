@@ -38,10 +38,10 @@ from freshet.model.lamb import TrustRatios
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.quality import Quality
 from freshet.trainer.reducers import Collectives, Reducer
-from freshet.trainer.reducers.dct import Dct, Segment
+from freshet.trainer.reducers.dct import Dct
 from freshet.trainer.reducers.group_codecs import IntegerCodec, SignCodec
 from freshet.trainer.reducers.levels import AdaptiveLevels
-from freshet.trainer.reducers.one_bit_adam import Moments, OneBitAdam
+from freshet.trainer.reducers.one_bit_adam import Moments, OneBitAdam, SumsForAdam
 from freshet.trainer.reducers.one_bit_lamb import OneBitLamb
 from freshet.trainer.reducers.two_phase import TwoPhase
 from freshet.trainer.state_average import average
@@ -167,12 +167,10 @@ class Whole:
 
 
 class FrozenDct(Dct):
-    """The paper's: a threshold that stands between two refreshes, which all ranks make at once."""
+    """The paper's: a threshold that is set once."""
 
-    def _select(self, segment: Segment, sizes: F32, exact: bool) -> I64:
-        if self.steps == 1 or self.steps % self.refresh_steps == 0:
-            return super()._select(segment, sizes, True)
-        return np.flatnonzero(sizes >= segment.threshold)
+    def _select(self, sizes: F32) -> I64:
+        return np.flatnonzero(sizes > self.threshold) if self.threshold else super()._select(sizes)
 
 
 @dataclass(slots=True)
@@ -184,6 +182,7 @@ class Adam:
     weights: F32
     moments: Moments = field(init=False)
     steps: int = 0
+    kept: float = 0.9  # beta1
     trust: TrustRatios = field(init=False)  # of LAMB
 
     def __post_init__(self) -> None:
@@ -193,11 +192,11 @@ class Adam:
     def step(self, gradient: F32, frozen: bool, variance_steps: int, *, lamb: bool = False) -> None:
         self.steps += 1
         m, v = self.moments.first, self.moments.second
-        m[:] = 0.9 * m + np.float32(0.1) * gradient
+        m[:] = self.kept * m + np.float32(1 - self.kept) * gradient
         if not frozen:
             v[:] = 0.999 * v + np.float32(0.001) * np.square(gradient)
         root = np.sqrt(v / (1 - 0.999**variance_steps)) + EPSILON
-        update = (m / root / (1 - 0.9**self.steps)).astype(np.float32)
+        update = (m / root / (1 - self.kept**self.steps)).astype(np.float32)
         rates: F64 | float = RATE
         if lamb:
             ratios = self.trust.of_step(self.weights, update, frozen=frozen)
@@ -218,10 +217,12 @@ class Gradients:
     """A reducer of gradients under plain Adam."""
 
     reducer: Reducer
+    momentum: float = 0.9
     carry: F32 = field(default_factory=lambda: np.zeros(1, np.float32))
 
     def step(self, group: Collectives, gradient: F32, adam: Adam) -> None:
         self.reducer.reduce(group, gradient)
+        adam.kept = self.momentum
         adam.step(gradient + self.carry, False, adam.steps + 1)
         self.carry = np.zeros(1, np.float32)
 
@@ -235,9 +236,9 @@ class Gradients:
 
 @dataclass(slots=True)
 class Momenta:
-    """1-bit Adam or LAMB."""
+    """1-bit Adam, 1-bit LAMB or DCT."""
 
-    reducer: OneBitAdam
+    reducer: SumsForAdam
     drifts: bool = True  # report the loss to it
     carry: F32 = field(default_factory=lambda: np.zeros(1, np.float32))
 
@@ -245,14 +246,15 @@ class Momenta:
         frozen = self.reducer.reduce(group, gradient, adam.moments)
         if lamb := isinstance(self.reducer, OneBitLamb):
             adam.trust.factors = self.reducer.factors
-        adam.step(gradient + self.carry, frozen, self.reducer.variance_steps, lamb=lamb)
+        carry = self.carry * np.float32(self.reducer.carry_weight)
+        adam.step(gradient + carry, frozen, self.reducer.variance_steps, lamb=lamb)
         self.carry = np.zeros(1, np.float32)
 
     def flush(self, group: Collectives, adam: Adam) -> None:
         self.carry = self.reducer.flush(group, adam.moments)
 
     def observe(self, loss: float) -> None:
-        if self.drifts:
+        if self.drifts and isinstance(self.reducer, OneBitAdam):
             self.reducer.observe(loss)
 
 
@@ -325,15 +327,14 @@ def cases(ends: Sequence[int], batch: int) -> Mapping[str, Callable[[int], Case]
         "int4": lambda rank: TwoPhase(IntegerCodec(4), size),
         "levels": lambda rank: AdaptiveLevels(size),
         "gradient_signs": lambda rank: TwoPhase(SignCodec(), size),
-        "dct_10pct": lambda rank: Dct(ends, 0.1),
-        "dct_5pct": lambda rank: Dct(ends, 0.05),
-        "dct_2pct": lambda rank: Dct(ends, 0.02),
-        "dct_1pct": lambda rank: Dct(ends, 0.01),
-        "dct_01pct": lambda rank: Dct(ends, 0.001),
-        "dct_1pct_frozen": lambda rank: FrozenDct(ends, 0.01),
-        "dct_01pct_frozen": lambda rank: FrozenDct(ends, 0.001),
     }
     momenta: dict[str, Callable[[int], Case]] = {
+        "fp32_no_momentum": lambda rank: Gradients(Whole(), 0.0),
+        "dct": lambda rank: Momenta(Dct(size)),
+        "dct_2pct": lambda rank: Momenta(Dct(size, share=0.02)),
+        "dct_1pct": lambda rank: Momenta(Dct(size, share=0.01)),
+        "dct_025pct": lambda rank: Momenta(Dct(size, share=0.0025)),
+        "dct_frozen": lambda rank: Momenta(FrozenDct(size)),
         "one_bit_adam": lambda rank: Momenta(OneBitAdam(size, warmup_steps=WARMUP_STEPS)),
         "one_bit_adam_frozen": lambda rank: Momenta(
             OneBitAdam(size, warmup_steps=WARMUP_STEPS, refresh_steps=NEVER), drifts=False

@@ -42,7 +42,6 @@ __all__ = [
     "MergesState",
     "ModelInputs",
     "NamesMoments",
-    "NamesTensors",
     "Precision",
     "SplitStep",
     "State",
@@ -227,19 +226,10 @@ class LeavesOut(Protocol):
 
 
 @runtime_checkable
-class NamesTensors(Protocol):
-    """A `DenseModel` whose lanes hold the float32 gradients of several tensors, one after another."""
-
-    @property
-    def tensor_ends(self) -> Sequence[int]:
-        """Where each tensor of the (d,) gradient ends, rising, the last at d; empty if d is 0."""
-
-
-@runtime_checkable
 class FreezesVariance(Protocol):
     """A `DenseModel` whose lanes' float32 gradient is stepped by Adam, with a beta2 of 0.999.
 
-    1-bit Adam sums momenta, so it must read the moments, and have steps that leave the second as it is.
+    1-bit Adam and DCT read and write the moments, and need steps that leave the second as it is.
     """
 
     @property

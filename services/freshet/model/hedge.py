@@ -181,11 +181,6 @@ class HedgeDense:
         self.native.freeze_variance()
 
     @property
-    def tensor_ends(self) -> list[int]:
-        """Where each matrix and bias of the gradient ends, with its padding; see `NamesTensors`."""
-        return [place.stop for _, place, _, _ in self._layers()]
-
-    @property
     def adam_tensors(self) -> list[tuple[str, str, str]]:
         """Names of the MLP's weights and moments; see `NamesMoments`."""
         names = [name for name, _, _, _ in self._layers()]

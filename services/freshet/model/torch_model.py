@@ -329,7 +329,7 @@ class TorchDense:
 
     @property
     def tensor_ends(self) -> list[int]:
-        """Where the gradient of each parameter ends; see `NamesTensors`."""
+        """Where the gradient of each parameter ends, rising, the last at d."""
         return [place.stop for _, place, _ in self.names]
 
     @property

@@ -17,7 +17,7 @@ from freshet.errors import Mismatch
 from freshet.model import FreezesVariance, Lane, StepResult
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.reducers import ChoosesCodec, ObservesLoss, PlainReducer, Reducer
-from freshet.trainer.reducers.one_bit_adam import MomentumReducer
+from freshet.trainer.reducers.one_bit_adam import MomentsReducer
 from freshet.types import F32, F64, U8
 from freshet.wires.row_wire import RowCounts
 
@@ -30,8 +30,8 @@ CARRY = "reduce/carry"
 """Name of the carry; absent while it is zero."""
 
 MEAN_CARRY = "reduce/mean_carry"
-"""Name of a carry of 1-bit Adam: a step adds it to the mean gradient, and leaves the variance as it is after
-the warm-up."""
+"""Name of a carry of 1-bit Adam or DCT: a step adds it to the mean gradient, and leaves the variance as it is
+(1-bit Adam: after the warm-up)."""
 
 
 @runtime_checkable
@@ -114,7 +114,8 @@ class GradientSums:
             gradient = large[0] if len(large) == 1 else _joined(large)
             if group is not None and self.lossy:
                 self._reduce_lossy(group, first, buffers, gradient, results)
-            self._add_carry(gradient, first)
+            reduces = group is not None and isinstance(self.reducer, MomentsReducer)
+            self._add_carry(gradient, first, self.reducer.core.carry_weight if reduces else 1.0)
             if len(large) > 1:
                 _split(gradient, large)
         return [first]
@@ -131,7 +132,7 @@ class GradientSums:
         self.counts.setdefault(codec, RowCounts()).bytes_wire += counted.sent
         total = flushed if self.carry is None else self.carry + flushed
         self.carry = total if total.any() else None
-        self.carry_of_mean = isinstance(self.reducer, MomentumReducer)
+        self.carry_of_mean = isinstance(self.reducer, MomentsReducer)
         self._owed = False
 
     def state(self) -> dict[str, NDArray[Any]]:
@@ -185,7 +186,7 @@ class GradientSums:
         if not len(gradient):
             return
         self._owed = True
-        rows = self._rows(lane) if isinstance(self.reducer, MomentumReducer) else None
+        rows = self._rows(lane) if isinstance(self.reducer, MomentsReducer) else None
         if rows is not None:
             gradient /= rows
         counted, began = CountingCollectives(group), time.perf_counter()
@@ -201,11 +202,11 @@ class GradientSums:
         """Return by how many rows the model divides a lane's gradient, once sums are those of all ranks."""
         if self.adam is None:
             raise Mismatch(
-                "the version's carry is one of 1bit-adam, and this model has no Adam that it knows"
+                "the version's carry is one of 1bit-adam or dct, and this model has no Adam that it knows"
             )
         return np.float32(self.adam.gradient_rows(lane))
 
-    def _add_carry(self, gradient: F32, lane: Lane) -> None:
+    def _add_carry(self, gradient: F32, lane: Lane, weight: float) -> None:
         if self.carry is None:
             return
         if self.carry.shape != gradient.shape:
@@ -214,12 +215,12 @@ class GradientSums:
                 f" {gradient.shape}: it was written by another spec"
             )
         if self.carry_of_mean:
-            gradient += self.carry * self._rows(lane)
+            gradient += self.carry * np.float32(weight * self._rows(lane))
             assert self.adam is not None
-            if not isinstance(self.reducer, MomentumReducer) or self.reducer.momentum.frozen:
+            if not isinstance(self.reducer, MomentsReducer) or self.reducer.core.frozen:
                 self.adam.freeze_variance()
         else:
-            gradient += self.carry
+            gradient += self.carry * np.float32(weight)
         self.carry = None
 
 

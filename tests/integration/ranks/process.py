@@ -35,7 +35,6 @@ from freshet.trainer.membership import Membership, QuorumOptions
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.quality import Quality
 from freshet.trainer.reducers import PlainReducer, Reducer
-from freshet.trainer.reducers.dct import SHARE, Dct
 from freshet.trainer.reducers.group_codecs import IntegerCodec, SignCodec
 from freshet.trainer.reducers.ladder import LadderReducer
 from freshet.trainer.reducers.levels import AdaptiveLevels
@@ -44,7 +43,7 @@ from freshet.trainer.service import TrainingLoop
 from freshet.trainer.state_sync import DenseState, Progress, SharedMeasures
 from freshet.trainer.step_coordinator import DenseLedger
 from freshet.types import F32, Append
-from tests.fixtures.local_ranks import HalfReducer
+from tests.fixtures.local_ranks import HalfReducer, SteppedDct
 from tests.integration.ranks.shared_rows import PARTITIONS, SharedRows, SharedStream
 
 REDUCERS: Mapping[str, Callable[[], Reducer]] = {
@@ -53,7 +52,7 @@ REDUCERS: Mapping[str, Callable[[], Reducer]] = {
     "auto": lambda: LadderReducer(2),
     "int8": lambda: TwoPhase(IntegerCodec(8), 2),
     "adaquantfl": lambda: AdaptiveLevels(2),
-    "dct": lambda: Dct([2], SHARE),
+    "dct": lambda: SteppedDct(2),
     "sign": lambda: TwoPhase(SignCodec(), 2),
 }
 """Reducers of the ledger's gradient, which is two floats."""

@@ -20,7 +20,6 @@ from freshet.model.hedge import HedgeDense
 from freshet.trainer.membership import Quorum, QuorumOptions
 from freshet.trainer.process_group import Proposal, ProposedBatch, RankLost
 from freshet.trainer.reducers import Collectives, Reducer
-from freshet.trainer.reducers.dct import Dct
 from freshet.trainer.reducers.group_codecs import IntegerCodec
 from freshet.trainer.reducers.two_phase import TwoPhase
 from freshet.trainer.torch_process_group import (
@@ -30,6 +29,7 @@ from freshet.trainer.torch_process_group import (
     host_store,
 )
 from freshet.types import Fence, OffsetRange
+from tests.fixtures.local_ranks import SteppedDct
 from tests.fixtures.rank_threads import run_ranks
 from tests.fixtures.specs import make_batch, make_spec
 
@@ -188,7 +188,7 @@ def test_parts_reach_their_ranks(made: list[TorchProcessGroup], known: bool) -> 
         assert [p.tobytes() for p in gathered] == [part(i, 1).tobytes() for i in ranks]
 
 
-@pytest.mark.parametrize("make", [lambda: TwoPhase(IntegerCodec(4), 5000), lambda: Dct([4000, 5000], 0.01)])
+@pytest.mark.parametrize("make", [lambda: TwoPhase(IntegerCodec(4), 5000), lambda: SteppedDct(5000)])
 def test_reducers_sum_over_gloo_as_over_threads(
     made: list[TorchProcessGroup], make: Callable[[], Reducer]
 ) -> None:

@@ -246,12 +246,12 @@ class _Rules(Requirements):
             behind is None or behind >= train.batch_rows, "train.batch.behind", behind,
             f"at least batch.rows, {train.batch_rows}", "behind: rows a lane takes when it is behind",
         )  # fmt: skip
-        model, others = self.spec.model, "fp32, auto, int8, int4, adaquantfl or dct"
+        model, others = self.spec.model, "fp32, auto, int8, int4 or adaquantfl"
         without = {"linear": True, "hedge": "deep" not in model.experts}
         named = f"model.kind {model.kind!r}" + (" without the expert deep" if model.kind == "hedge" else "")
         self.require(
-            train.reduce != "1bit-adam" or not without.get(model.kind), "train.reduce", train.reduce,
-            others, f"it sums Adam's momenta, and {named} has none",
+            train.reduce not in ("1bit-adam", "dct") or not without.get(model.kind), "train.reduce",
+            train.reduce, others, f"it needs Adam's moments, and {named} has none",
         )  # fmt: skip
         self.require(
             model.dense_optimizer == "adam" or model.kind not in ("hedge", "mlp", "linear"),
@@ -259,8 +259,9 @@ class _Rules(Requirements):
             f"lamb steps networks of torch, and model.kind {model.kind!r} is native code",
         )  # fmt: skip
         one_bit = f"1bit-{model.dense_optimizer}"
+        needs = {"1bit-adam": "adam", "dct": "adam", "1bit-lamb": "lamb"}
         self.require(
-            not train.reduce.startswith("1bit") or train.reduce == one_bit, "train.reduce", train.reduce,
+            needs.get(train.reduce) in (None, model.dense_optimizer), "train.reduce", train.reduce,
             f"{one_bit}, {others}", f"model.dense_optimizer is {model.dense_optimizer!r}",
         )  # fmt: skip
         self.require(

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from freshet.config.spec.model import Reduce, Spec
 from freshet.errors import ConfigError
-from freshet.model import DenseModel, FreezesVariance, NamesTensors, StepsLamb
+from freshet.model import DenseModel, FreezesVariance, StepsLamb
 from freshet.trainer.reducers import PlainReducer, Reducer
-from freshet.trainer.reducers.dct import SHARE, Dct
+from freshet.trainer.reducers.dct import Dct
 from freshet.trainer.reducers.group_codecs import IntegerCodec
 from freshet.trainer.reducers.ladder import LadderReducer
 from freshet.trainer.reducers.levels import AdaptiveLevels
-from freshet.trainer.reducers.one_bit_adam import Betas, MomentumReducer, OneBitAdam
+from freshet.trainer.reducers.one_bit_adam import Betas, MomentsReducer, MomentumReducer, OneBitAdam
 from freshet.trainer.reducers.one_bit_lamb import LambReducer, OneBitLamb
 from freshet.trainer.reducers.two_phase import TwoPhase
 
@@ -41,34 +39,30 @@ def build_reducer(spec: Spec, model: DenseModel) -> Reducer:
             return TwoPhase(IntegerCodec(int(name.removeprefix("int"))), _gradient_size(model))
         case "adaquantfl":
             return AdaptiveLevels(_gradient_size(model))
-        case "dct":
-            return Dct(_tensor_ends(model), SHARE)
-        case "1bit-adam" | "1bit-lamb":
-            return _momentum_reducer(spec, model)
+        case "dct" | "1bit-adam" | "1bit-lamb":
+            return _moments_reducer(spec, model)
 
 
-def _momentum_reducer(spec: Spec, model: DenseModel) -> MomentumReducer:
+def _moments_reducer(spec: Spec, model: DenseModel) -> MomentsReducer:
     reduce, warmup_steps = spec.train.reduce, spec.model.dense_warmup_steps
     size = len(model.moments()[0]) if isinstance(model, FreezesVariance) else 0
     trust = model.trust if isinstance(model, StepsLamb) else None
-    if not isinstance(model, FreezesVariance) or not size or (trust is None and reduce == "1bit-lamb"):
+    optimizer = "LAMB" if reduce == "1bit-lamb" else "Adam"
+    fits = (trust is not None) == (reduce == "1bit-lamb")
+    if not isinstance(model, FreezesVariance) or not size or not fits:
         raise ConfigError(
             "spec",
             "train.reduce",
             reduce,
-            "fp32, auto, int8, int4, adaquantfl or dct",
-            f"it sums the momenta of Adam or LAMB, and model.kind {spec.model.kind!r} has none",
+            "fp32, auto, int8, int4 or adaquantfl",
+            f"it needs the moments of {optimizer}, and model.kind {spec.model.kind!r} has none",
         )
     betas = Betas(first=spec.model.dense_momentum)
+    if reduce == "dct":
+        return MomentsReducer(Dct(size, betas), model)
     if trust is None:
         return MomentumReducer(OneBitAdam(size, betas, warmup_steps=warmup_steps), model)
     return LambReducer(OneBitLamb(trust.ends, betas, warmup_steps=warmup_steps), model, trust)
-
-
-def _tensor_ends(model: DenseModel) -> Sequence[int]:
-    """Return where each tensor of the gradient ends, the last at d."""
-    ends = model.tensor_ends if isinstance(model, NamesTensors) else ()
-    return ends or [_gradient_size(model)]
 
 
 def _gradient_size(model: DenseModel) -> int:

@@ -1,138 +1,194 @@
 """DCT for data parallelism (Gupta et al., 2010.08899): ranks send the values above a threshold alone.
 
-The rest stays as residual, and is added to the next gradient. Ours differs from the paper in these:
+The rest stays as residual, and is added to the next gradient. For a rank's addend g of the mean gradient:
 
-- The paper keeps a segment's threshold for thousands of steps. As a gradient's scale drifts, so does the
-  share that is sent. Here a servo moves the threshold at each step towards the share that is wanted; outside
+    h = g + residual;  S = where |h| / (root(v) + eps) is above the threshold
+    p = int8 codes of h[S] / (root(v[S]) + eps), times one scale, times root(v[S]) + eps
+    residual = h - p;  m = sum of the ranks' p;  weights -= rate m / root(v), by Adam's own step
+
+Ours differs from the paper, which selects by the gradient of each tensor, in these:
+
+- Values are selected by the step that they make, |h| / root(v) for Adam's second moment v, over all tensors
+  at once. No tensor is sent whole.
+- v is not made of the sparse sums: one in two hundred steps delivers the sum of two hundred gradients, whose
+  squares make v 200 times too large. Each rank keeps a decayed mean of the squares of its own gradients,
+
+      v_i <- beta2 v_i + (1 - beta2) g_i^2
+
+  and v is their sum over the ranks, in a byte a value (`SquareCodec`), at steps 1, 2, 4, … 256 of the
+  variance, then every 256, and at flushes. In between v stands still.
+- No momentum is on top: p is a sum of many gradients already. So Adam gets (m - beta1 m_before) / (1 - beta1)
+  as its gradient. What momentum Adam has from steps without DCT is residual, and a flush leaves m = 0.
+- The paper keeps a threshold for thousands of steps. As a gradient's scale drifts, so does the share that is
+  sent. Here a servo moves the threshold at each step towards the share that is wanted; outside
   [eta / 2, 4 eta] the largest values are selected exactly.
-- Ranks select exactly at different steps, so that they do not all wait for that.
+- A part is bounded by Adam's largest step without momentum, over the root of n: its variance is behind. The
+  rest waits until v has been summed again, as does a value whose v is 0.
 - Sums need no parameter server: each rank gets the frames of all, and adds them in rank order, so the result
   is bit-identical.
-- Values are int8 or fp16 with a scale; their rounding error is residual too (`sparse_frame`).
 
-Letters: d floats of a gradient, n ranks, N floats of a segment.
+Letters: d floats of a gradient, n ranks, K values sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
 
 import numpy as np
 
 from freshet.trainer.reducers import Collectives
-from freshet.trainer.reducers.sparse_frame import Part, Values, decode_frame, encode_frame, quantized
+from freshet.trainer.reducers.group_codecs import SquareCodec
+from freshet.trainer.reducers.one_bit_adam import EPSILON, Betas, Moments
+from freshet.trainer.reducers.sparse_frame import Part, decode_frame, encode_frame, quantized
+from freshet.trainer.reducers.two_phase import TwoPhase
 from freshet.types import F32, I64
 
-SHARE = 0.05
-"""eta of `train.reduce`: 4 ranks send 15 times fewer bytes than fp32 for an AUC of 0.0009 less; with 0.01
-they send 42 times fewer for 0.0018 less (`bench.reducers --steps 3000`)."""
-SMALL = 256
-"""Floats of a segment up to which all of it is sent: a selection would save nothing."""
+SHARE = 0.005
+"""eta of `train.reduce` (`bench.reducers`)."""
 GAIN, SLOWEST, FASTEST = 0.1, 0.8, 1.25
 """The servo: threshold *= clamp((share / eta)^GAIN, SLOWEST, FASTEST)."""
 LEAST, MOST = 0.5, 4.0
 """Shares, in eta, outside which the values are selected exactly."""
-LARGEST = 2.0**126
-"""Values from here on count as not finite: code × scale could overflow."""
-LAST_EARLY = 512
-"""Exact selections happen at steps 1, 2, 4, … up to this one, then every `refresh_steps`."""
-
-
-@dataclass(slots=True)
-class Segment:
-    """A tensor of the gradient, which has a threshold of its own."""
-
-    start: int
-    stop: int
-    threshold: float = 0.0
+LARGEST = 2.0**63
+"""Gradients from here on count as not finite: their square, or its sum, could overflow."""
+VARIANCE_EVERY = 256
+"""Steps between two sums of the variance, which happen at powers of two before."""
 
 
 class Dct:
-    """A `Reducer` that sends about a share of eta of each segment in a step."""
+    """Sums gradients for an Adam that lets its variance be frozen. One thread at a time uses it."""
+
+    frozen = True  # no step moves the variance: `reduce` and `flush` do
 
     def __init__(
-        self, ends: Sequence[int], share: float, values: Values = Values.INT8, refresh_steps: int = 1000
+        self,
+        size: int,
+        betas: Betas | None = None,
+        *,
+        share: float = SHARE,
+        variance_every: int = VARIANCE_EVERY,
     ) -> None:
-        """`ends`: where each segment ends, rising, the last at d; `share`: eta."""
-        starts = [0, *ends[:-1]]
-        self.segments = [Segment(a, b) for a, b in zip(starts, ends, strict=True)]
-        self.sizes = [segment.stop - segment.start for segment in self.segments]
-        self.share, self.values, self.refresh_steps = share, values, refresh_steps
-        self.residual: F32 = np.zeros(ends[-1], np.float32)
-        self.steps = 0
+        """`size`: d; `betas`: Adam's; `share`: eta; `variance_every`: steps between sums of the variance."""
+        self.size, self.betas, self.share, self.variance_every = size, betas or Betas(), share, variance_every
+        self.variance_steps = 0  # that `Moments.second` contains
+        self.threshold = 0.0
+        self.residual: F32 = np.zeros(size, np.float32)
+        self._squares: F32 = np.zeros(size, np.float32)  # v_i
+        self._roots: F32 | None = None  # root(v) + eps, infinite where v is 0; None: v may be another's
+        self._waits = np.zeros(size, np.bool_)  # for the next sum of the variance
+        self._unsummed = 0  # steps since the last one
+        self._sums = TwoPhase(SquareCodec(), size)
 
-    def reduce(self, group: Collectives, gradient: F32) -> None:
-        """Replace this rank's (d,) gradient by the sum over the ranks, as far as this step delivers it.
+    @property
+    def carry_weight(self) -> float:
+        """The factor of a carry that the step adds, as the next step's momentum has nothing of it."""
+        return self._correction / (1 - self.betas.first)
 
-        A segment with a value that is not finite, or beyond 2^126, becomes NaN in the sum; its residual
-        stays as it was.
+    def reduce(self, group: Collectives, gradient: F32, moments: Moments) -> bool:
+        """Replace this rank's addend of the (d,) mean gradient by what Adam is to step with.
+
+        Bit-identical on all ranks. A value that is not finite, or beyond 2^63, becomes NaN; its residual
+        stays as it was. Returns True: the step must leave the variance as it is.
 
         Raises:
-            RankLost: a rank does not answer; residuals are void, so call `reset`.
-            Corrupt: a rank sent bytes that are no frame of these segments.
+            RankLost: a rank does not answer; residuals and moments are void, so call `reset`.
+            Corrupt: a rank sent bytes that are no frame of such a gradient.
         """
-        self.steps += 1
-        exact = self._is_exact(group)
-        whole = gradient + self.residual
-        parts = [self._part(segment, whole[segment.start : segment.stop], exact) for segment in self.segments]
-        for segment, part in zip(self.segments, parts, strict=True):
-            if not np.isnan(part.scale):
-                rest = whole[segment.start : segment.stop]
-                rest[part.indexes] -= part.values()
-                self.residual[segment.start : segment.stop] = rest
-        frames = group.all_gather(encode_frame(parts, self.sizes, self.values))
+        roots = self._begin(group, moments) if self._roots is None else self._roots
+        broken = np.flatnonzero(~(np.abs(gradient) < LARGEST))
+        gradient[broken] = 0
+        kept = np.float32(self.betas.second)
+        self._squares *= kept
+        self._squares += (1 - kept) * np.square(gradient)
+        self._unsummed += 1
+        if self._is_variance_due():
+            roots = self._sum_variance(group, moments)
+        self.residual += gradient
+        frames = group.all_gather(encode_frame(self._part(group, roots, broken), self.size))
         gradient.fill(0)
         for frame in frames:
-            for segment, part in zip(self.segments, decode_frame(frame, self.sizes), strict=True):
-                values = gradient[segment.start : segment.stop]
-                if np.isnan(part.scale):
-                    values.fill(np.nan)
-                else:
-                    values[part.indexes] += part.values()
+            part = decode_frame(frame, self.size)
+            gradient[part.indexes] += part.values() * roots[part.indexes]
+        gradient *= np.float32(self._correction)
+        gradient -= np.float32(self.betas.first) * moments.first
+        gradient /= np.float32(1 - self.betas.first)
+        return True
 
-    def flush(self, group: Collectives) -> F32:
+    def flush(self, group: Collectives, moments: Moments) -> F32:
         """Return the (d,) sum over the ranks of all that `reduce` has not delivered, and forget it.
 
-        Raises RankLost if a rank does not answer.
+        In units of the mean gradient. It sums the variance first, and leaves no momentum: all of it has been
+        delivered. Raises RankLost as `reduce` does.
         """
+        if self._unsummed:
+            self._sum_variance(group, moments)
         rest = self.residual.copy()
         self.reset()
         group.reduce([rest])
+        moments.first.fill(0)
         return rest
 
     def reset(self) -> None:
-        """Forget residuals; thresholds stay, as they are no part of a gradient."""
+        """Forget residuals and squares; the threshold stays, as it is no part of a gradient."""
         self.residual.fill(0)
+        self._roots, self._unsummed = None, 0
 
-    def _is_exact(self, group: Collectives) -> bool:
-        if self.steps <= LAST_EARLY:
-            return self.steps & (self.steps - 1) == 0
-        offset = self.refresh_steps * group.rank // group.size
-        return (self.steps + offset) % self.refresh_steps == 0
+    @property
+    def _correction(self) -> float:
+        """By what Adam divides the momentum of this step."""
+        return 1 - self.betas.first ** (self.variance_steps + self._unsummed)
 
-    def _part(self, segment: Segment, values: F32, exact: bool) -> Part:
-        """Select and round what is sent of a segment's (N,) values."""
-        if not np.all(np.abs(values) < LARGEST):
-            return Part(np.empty(0, np.int64), np.empty(0, self.values.dtype), np.nan)
-        if len(values) <= SMALL:
-            indexes: I64 = np.arange(len(values))
-        else:
-            indexes = self._select(segment, np.abs(values), exact)
-        return quantized(values[indexes], indexes, self.values)
+    def _begin(self, group: Collectives, moments: Moments) -> F32:
+        """Take this rank's part of the moments, as all ranks do; returns the (d,) roots."""
+        self._squares[:] = moments.second / np.float32(group.size)
+        undelivered = self.betas.first / (1 - self.betas.first) / group.size
+        self.residual += np.float32(undelivered) * moments.first
+        return self._root(moments)
 
-    def _select(self, segment: Segment, sizes: F32, exact: bool) -> I64:
-        """Return the rising indexes of the values of (N,) absolute `sizes` to send; move the threshold."""
-        wanted = self.share * len(sizes)
-        count = max(1, round(wanted))
-        if not exact:
-            chosen = np.flatnonzero(sizes >= segment.threshold)
-            exact = not LEAST * wanted <= len(chosen) <= MOST * max(wanted, 1.0)
-        if exact:
-            largest = np.argpartition(sizes, len(sizes) - count)[len(sizes) - count :]
-            segment.threshold = float(sizes[largest].min())
-            chosen = np.sort(largest[sizes[largest] > 0])
-        else:
-            pace = (len(chosen) / wanted) ** GAIN
-            segment.threshold *= min(max(pace, SLOWEST), FASTEST)
-        return chosen
+    def _root(self, moments: Moments) -> F32:
+        roots: F32 = np.where(moments.second > 0, np.sqrt(moments.second) + EPSILON, np.float32(np.inf))
+        self._roots = roots
+        self._waits.fill(False)
+        return roots
+
+    def _is_variance_due(self) -> bool:
+        step = self.variance_steps + self._unsummed
+        return step & (step - 1) == 0 if step <= self.variance_every else step % self.variance_every == 0
+
+    def _sum_variance(self, group: Collectives, moments: Moments) -> F32:
+        """Move the variance to the sum of the ranks' squares; returns the (d,) roots."""
+        total = self._squares.copy()
+        self._sums.reset()  # what the last sum rounded is no part of this one
+        self._sums.reduce(group, total)
+        np.copyto(moments.second, total, where=~np.isnan(total))
+        self.variance_steps += self._unsummed
+        self._unsummed = 0
+        return self._root(moments)
+
+    def _part(self, group: Collectives, roots: F32, broken: I64) -> Part:
+        """Select and round what is sent of the residual, and take it from there."""
+        with np.errstate(over="ignore"):
+            scaled = self.residual / roots
+        sizes = np.abs(scaled)
+        sizes[self._waits] = 0
+        sizes[broken] = 0
+        chosen = self._select(sizes)
+        most = np.float32(1 / math.sqrt((1 - self.betas.second) * group.size))
+        self._waits[chosen[sizes[chosen] > most]] = True
+        scaled[broken] = np.nan
+        indexes = np.union1d(chosen, broken)
+        part = quantized(scaled[indexes].clip(-most, most), indexes)
+        self.residual[chosen] -= (part.values() * roots[indexes])[np.isin(indexes, chosen)]
+        return part
+
+    def _select(self, sizes: F32) -> I64:
+        """Return the rising indexes of the values of (d,) absolute `sizes` to send; move the threshold."""
+        wanted = max(self.share * len(sizes), 1.0)
+        chosen = np.flatnonzero(sizes > self.threshold)
+        if LEAST * wanted <= len(chosen) <= MOST * wanted:
+            self.threshold *= min(max((len(chosen) / wanted) ** GAIN, SLOWEST), FASTEST)
+            return chosen
+        largest = np.argpartition(sizes, len(sizes) - round(wanted))[len(sizes) - round(wanted) :]
+        self.threshold = float(sizes[largest].min())
+        exact: I64 = np.sort(largest[sizes[largest] > 0])
+        return exact

@@ -42,7 +42,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +77,7 @@ class Moments:
     """Views of Adam's moments after the last step; equal on all ranks."""
 
     first: F32  # (d,) m
-    second: F32  # (d,) v, without bias correction; a refresh writes it
+    second: F32  # (d,) v, without bias correction; reducers write it
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,8 @@ def finite_squares(gradient: F32) -> F32:
 
 class OneBitAdam:
     """Sums gradients for an Adam that lets its variance be frozen. One thread at a time uses it."""
+
+    carry_weight = 1.0  # momentum keeps what a carry adds to it
 
     def __init__(
         self,
@@ -332,25 +334,48 @@ class OneBitAdam:
         return rest
 
 
-class MomentumReducer:
-    """1-bit Adam as a `Reducer` of mean gradients, on the moments of a model.
+class SumsForAdam(Protocol):
+    """Sums gradients for an Adam whose moments it reads: `OneBitAdam`, `OneBitLamb`, `Dct`."""
+
+    frozen: bool  # whether the next step leaves the variance as it is
+    variance_steps: int  # of the variance, for its bias correction
+
+    @property
+    def carry_weight(self) -> float:
+        """The factor of a carry that the step adds to what `reduce` has made of the gradient."""
+
+    def reduce(self, group: Collectives, gradient: F32, moments: Moments) -> bool:
+        """Replace this rank's addend of the (d,) mean gradient by what Adam is to step with.
+
+        Returns whether the step must leave the variance as it is. Raises RankLost.
+        """
+
+    def flush(self, group: Collectives, moments: Moments) -> F32:
+        """Return the (d,) sum over the ranks of all that `reduce` has not delivered. Raises RankLost."""
+
+    def reset(self) -> None:
+        """Forget residuals."""
+
+
+class MomentsReducer:
+    """A `Reducer` of mean gradients, on the moments of a model.
 
     `GradientSums` divides gradients by the rows of all ranks. What this delivers is for the next step of the
     model, which leaves the variance as it is once it is frozen. The model counts the steps of the variance,
     because those of a rank alone move it too.
     """
 
-    def __init__(self, momentum: OneBitAdam, model: FreezesVariance) -> None:
-        self.momentum, self._model = momentum, model
+    def __init__(self, core: SumsForAdam, model: FreezesVariance) -> None:
+        self.core, self._model = core, model
 
     def reduce(self, group: Collectives, gradient: F32) -> None:
         """Replace this rank's addend of the (d,) mean gradient by what Adam is to step with.
 
         Raises RankLost; the moments are then void too.
         """
-        self.momentum.variance_steps = self._model.variance_steps
-        if self.momentum.reduce(group, gradient, self._moments()):
-            self._model.variance_steps = self.momentum.variance_steps
+        self.core.variance_steps = self._model.variance_steps
+        if self.core.reduce(group, gradient, Moments(*self._model.moments())):
+            self._model.variance_steps = self.core.variance_steps
             self._model.freeze_variance()
 
     def flush(self, group: Collectives) -> F32:
@@ -358,11 +383,22 @@ class MomentumReducer:
 
         Raises RankLost; the moments are then void too.
         """
-        return self.momentum.flush(group, self._moments())
+        self.core.variance_steps = self._model.variance_steps
+        rest = self.core.flush(group, Moments(*self._model.moments()))
+        self._model.variance_steps = self.core.variance_steps
+        return rest
 
     def reset(self) -> None:
         """Forget residuals."""
-        self.momentum.reset()
+        self.core.reset()
+
+
+class MomentumReducer(MomentsReducer):
+    """1-bit Adam as a `Reducer`."""
+
+    def __init__(self, momentum: OneBitAdam, model: FreezesVariance) -> None:
+        super().__init__(momentum, model)
+        self.momentum = momentum
 
     def observe(self, loss: float) -> None:
         """Take the mean loss of the last step over all ranks, equal on all."""
@@ -375,6 +411,3 @@ class MomentumReducer:
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Load what `state` returned, and forget residuals."""
         self.momentum.load_state(state)
-
-    def _moments(self) -> Moments:
-        return Moments(*self._model.moments())
