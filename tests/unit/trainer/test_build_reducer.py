@@ -1,4 +1,4 @@
-"""1-bit Adam is refused for models without Adam, before they train and where only the model shows it.
+"""1-bit Adam and DCT are refused for models without Adam, before they train and where only the model shows it.
 
 Codecs of gradients are refused in mode `async`."""
 
@@ -26,9 +26,10 @@ def spec_of(reduce: Any = "1bit-adam", **model: Any) -> Any:
     ("model", "named"),
     [({"kind": "linear"}, "'linear' has none"), ({"experts": ("wide", "fm")}, "without the expert deep has")],
 )
-def test_spec_without_adam_is_refused(model: Any, named: str) -> None:
+@pytest.mark.parametrize("reduce", ["1bit-adam", "dct"])
+def test_spec_without_adam_is_refused(model: Any, named: str, reduce: str) -> None:
     with pytest.raises(ConfigError, match=named) as refused:
-        check_rules(spec_of(**model), "spec")
+        check_rules(spec_of(reduce, **model), "spec")
     assert "train.reduce" in str(refused.value)
     assert "int8" in str(refused.value)
     check_rules(replace(spec_of(**model), train=make_spec().train), "spec")
@@ -50,6 +51,15 @@ def test_lamb_is_refused_for_native_code(kind: str) -> None:
 def test_signs_are_of_the_optimiser_of_the_model(reduce: str, other: Any) -> None:
     with pytest.raises(ConfigError, match=f"(?s)expected 1bit-{other}, fp32, .*dense_optimizer is '{other}'"):
         check_rules(spec_of(reduce, kind="deepfm", dense_optimizer=other), "spec")
+
+
+@pytest.mark.slow
+def test_dct_is_refused_for_lamb() -> None:
+    spec = spec_of("dct", kind="deepfm", dense_optimizer="lamb")
+    with pytest.raises(ConfigError, match="dense_optimizer is 'lamb'"):
+        check_rules(spec, "spec")
+    with pytest.raises(ConfigError, match="needs the moments of Adam"):
+        build_reducer(spec, build_model(spec, training=True))
 
 
 @pytest.mark.slow
@@ -76,7 +86,8 @@ def test_averagings_in_codecs_of_gradients_are_refused(reduce: Any) -> None:
     assert "train.reduce" in str(refused.value)
 
 
-def test_model_without_adam_is_refused() -> None:
-    spec = spec_of(kind="linear")
-    with pytest.raises(ConfigError, match="sums the momenta of Adam"):
+@pytest.mark.parametrize("reduce", ["1bit-adam", "dct"])
+def test_model_without_adam_is_refused(reduce: str) -> None:
+    spec = spec_of(reduce, kind="linear")
+    with pytest.raises(ConfigError, match="needs the moments of Adam"):
         build_reducer(spec, build_model(spec, training=True))

@@ -17,6 +17,7 @@ from freshet.trainer.gradient_sums import MEAN_CARRY, GradientSums
 from freshet.trainer.process_group import RankLost
 from freshet.trainer.reducers import ObservesLoss
 from freshet.trainer.reducers.build import build_reducer
+from freshet.trainer.reducers.dct import Dct
 from freshet.trainer.reducers.levels import SPAN
 from freshet.trainer.reducers.one_bit_adam import CATCH_UP, Betas, MomentumReducer, OneBitAdam
 from freshet.trainer.state_sync import pack_arrays, unpack_arrays
@@ -63,10 +64,14 @@ class Rank:
         """Learn a batch, unless the rank has none, and step with the others."""
         results = [] if idle else [self.learn()]
         (lane,) = self.sums.reduce(cast(Any, group), [self.lane], results)
-        gradient = lane.reduce_buffers()[0]
-        self.got += gradient
+        gradient = lane.reduce_buffers()[0].copy()
         self.digests.append(zlib.crc32(gradient.tobytes()))
         self.model.step([lane])
+        core = getattr(self.sums.reducer, "core", None)
+        if isinstance(core, Dct) and group is not None:  # it delivers by a momentum without a tail
+            first, _ = cast(FreezesVariance, self.model).moments()
+            gradient = first * np.float32(DIVISOR / core.correction)
+        self.got += gradient
         self.digests.append(zlib.crc32(pack_arrays(self.model.state())))
 
     def steps(self, group: Member, count: int = STEPS) -> None:
@@ -334,6 +339,28 @@ def test_every_reducer_adds_a_carry_of_the_mean_gradient() -> None:
         rank.model.step([lane])
         np.testing.assert_array_equal(cast(FreezesVariance, rank.model).moments()[1], seconds[1])
         assert rank.sums.carry is None
+
+
+@pytest.mark.parametrize("name", ["fp32", "dct"])
+@pytest.mark.parametrize("former", ["1bit-adam", "dct", "dct before"])
+def test_a_carry_is_delivered_once_by_any_reducer(name: str, former: str) -> None:
+    """fp32 delivers it by a momentum with a tail, DCT by one without; `dct before` had sums, not means."""
+    before = Rank("dct", 0)
+    together([before], lambda rank, group: rank.steps(group, 40))
+    carry = np.full(len(before.put), 0.5, np.float32)
+    before.sums.carry = carry * np.float32(DIVISOR) if former == "dct before" else carry
+    before.sums.carry_of_mean = former != "dct before"
+    rank = Rank(name, 1)
+    rank.load(before.version())
+    together([rank], lambda rank, group: rank.steps(group, 2))
+    got, put = rank.got, rank.put
+    tail = cast(FreezesVariance, rank.model).moments()[0] * 0
+    if name == "dct":
+        together([rank], lambda rank, group: rank.flush(group))
+        assert rank.sums.carry is not None
+        tail = rank.sums.carry * np.float32(DIVISOR)
+    momentum = before.model.moments()[0] * np.float32(9 * DIVISOR if name == "dct" else 0)  # type: ignore[attr-defined]
+    np.testing.assert_allclose(got + tail, put + momentum + 0.5 * DIVISOR, rtol=1e-3, atol=0.05)
 
 
 def test_a_carry_in_the_warm_up_moves_the_variance() -> None:

@@ -80,9 +80,14 @@ class Dct:
         self._sums = TwoPhase(SquareCodec(), size)
 
     @property
+    def correction(self) -> float:
+        """By what Adam divides the momentum of the step that `reduce` was for: 1 - beta1^steps."""
+        return 1 - self.betas.first ** (self.variance_steps + self._unsummed)
+
+    @property
     def carry_weight(self) -> float:
         """The factor of a carry that the step adds, as the next step's momentum has nothing of it."""
-        return self._correction / (1 - self.betas.first)
+        return self.correction / (1 - self.betas.first)
 
     def reduce(self, group: Collectives, gradient: F32, moments: Moments) -> bool:
         """Replace this rank's addend of the (d,) mean gradient by what Adam is to step with.
@@ -109,7 +114,7 @@ class Dct:
         for frame in frames:
             part = decode_frame(frame, self.size)
             gradient[part.indexes] += part.values() * roots[part.indexes]
-        gradient *= np.float32(self._correction)
+        gradient *= np.float32(self.correction)
         gradient -= np.float32(self.betas.first) * moments.first
         gradient /= np.float32(1 - self.betas.first)
         return True
@@ -132,11 +137,6 @@ class Dct:
         """Forget residuals and squares; the threshold stays, as it is no part of a gradient."""
         self.residual.fill(0)
         self._roots, self._unsummed = None, 0
-
-    @property
-    def _correction(self) -> float:
-        """By what Adam divides the momentum of this step."""
-        return 1 - self.betas.first ** (self.variance_steps + self._unsummed)
 
     def _begin(self, group: Collectives, moments: Moments) -> F32:
         """Take this rank's part of the moments, as all ranks do; returns the (d,) roots."""
