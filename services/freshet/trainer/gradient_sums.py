@@ -114,8 +114,8 @@ class GradientSums:
             gradient = large[0] if len(large) == 1 else _joined(large)
             if group is not None and self.lossy:
                 self._reduce_lossy(group, first, buffers, gradient, results)
-            reduces = group is not None and isinstance(self.reducer, MomentsReducer)
-            self._add_carry(gradient, first, self.reducer.core.carry_weight if reduces else 1.0)
+            core = self.reducer.core if group and isinstance(self.reducer, MomentsReducer) else None
+            self._add_carry(gradient, first, core.carry_weight if core else 1.0)
             if len(large) > 1:
                 _split(gradient, large)
         return [first]

@@ -1,4 +1,4 @@
-"""1-bit Adam and DCT are refused for models without Adam, before they train and where only the model shows it.
+"""1-bit Adam and DCT are refused for models without Adam, before they train or where the model shows it.
 
 Codecs of gradients are refused in mode `async`."""
 

@@ -191,7 +191,8 @@ class Train:
         "modes hybrid and sync: how ranks sum dense gradients; fp32: every step sends them whole; the others "
         "send a part in each step, and the rest with later steps (error feedback): int8, int4: rounded; "
         "auto: fp32, int8 or int4, the most exact one that makes no step a twentieth longer; "
-        "adaquantfl: rounded to more levels as the loss falls; dct: the largest twentieth; "
+        "adaquantfl: rounded to more levels as the loss falls; dct: of Adam's steps the largest, one in two "
+        "hundred, without momentum; "
         "1bit-adam, 1bit-lamb (by model.dense_optimizer): signs of momenta, once the variance is steady; "
         "mode async: fp32 or int8, in which averagings send weights and Adam's moments",
         Choice(("fp32", "auto", "int8", "int4", "adaquantfl", "dct", "1bit-adam", "1bit-lamb")),

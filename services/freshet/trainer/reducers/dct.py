@@ -10,7 +10,7 @@ Ours differs from the paper, which selects by the gradient of each tensor, in th
 
 - Values are selected by the step that they make, |h| / root(v) for Adam's second moment v, over all tensors
   at once. No tensor is sent whole.
-- v is not made of the sparse sums: one in two hundred steps delivers the sum of two hundred gradients, whose
+- v is not made of the sparse sums: one in two hundred steps delivers the sum of two hundred gradients. Their
   squares make v 200 times too large. Each rank keeps a decayed mean of the squares of its own gradients,
 
       v_i <- beta2 v_i + (1 - beta2) g_i^2

@@ -335,7 +335,7 @@ class OneBitAdam:
 
 
 class SumsForAdam(Protocol):
-    """Sums gradients for an Adam whose moments it reads: `OneBitAdam`, `OneBitLamb`, `Dct`."""
+    """Sums gradients by the moments of an Adam: `OneBitAdam`, `OneBitLamb`, `Dct`."""
 
     frozen: bool  # whether the next step leaves the variance as it is
     variance_steps: int  # of the variance, for its bias correction

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freshet.trainer.reducers import Collectives
 from freshet.trainer.reducers.dct import Dct
 from freshet.trainer.reducers.one_bit_adam import Betas
 from freshet.trainer.reducers.sparse_frame import decode_frame
@@ -58,14 +57,14 @@ def check_variance_follows(make: Make) -> None:
 
 
 def quick(variance_every: int = 40) -> SteppedDct:
-    """Return a reducer whose variance is a mean of 20 steps."""
+    """Return a reducer with a variance that is a mean of 20 steps."""
     reducer = SteppedDct(SIZE, variance_every=variance_every)
     reducer.core.betas = Betas(0.9, 0.95)
     return reducer
 
 
 def of_two(work: Callable[[ThreadCollectives, SteppedDct], Any], make: Make | None = None) -> list[Any]:
-    """Return the results of work in two ranks, whose variance is 1 and is summed again after 40 steps."""
+    """Return the results of work in two ranks; their variance is 1, and summed again after 40 steps."""
     reducers = [make() if make else SteppedDct(SIZE) for _ in range(2)]
     for reducer in reducers:
         reducer.moments.second.fill(1)
@@ -88,12 +87,12 @@ def test_the_variance_is_summed_at_powers_of_two(start: int) -> None:
     core = Dct(1, variance_every=256)
     core.variance_steps = start
     due = []
-    for step in range(start + 1, start + 1100):
-        core._unsummed = step - start
+    for core._unsummed in range(1, 1100):
         if core._is_variance_due():
-            due.append(step)
+            due.append(start + core._unsummed)
 
-    assert due == [step for step in [*(2**i for i in range(9)), *range(512, 2100, 256)] if start < step < start + 1100]
+    every = [*(2**i for i in range(9)), *range(512, 2100, 256)]
+    assert due == [step for step in every if start < step < start + 1100]
 
 
 def test_the_largest_steps_are_sent_and_no_others() -> None:
