@@ -12,7 +12,8 @@ Embeddings learn by row-wise Adagrad on one table, so that reducers differ by th
 ring. `ratio` is fp32's beside it. Each sample is scored before it is learned from; AUC and logloss are of
 those after the first tenth, `after_jump` of the fifth of the steps after the jump. Differences are to
 `--base` (for LAMB, to LAMB with sums in int8) with the same seed; `± 95 %` is of Student's t over the
-seeds. `*_frozen` are the papers' forms: a threshold or a variance that is set once. `average_*` are mode
+seeds. `dct*` leave out Adam's momentum: their base is `fp32_no_momentum`, too.
+`*_frozen` are the papers' forms: a threshold or a variance that is set once. `average_*` are mode
 `async`: each rank steps alone by its own gradients, and all average their states every 16 steps
 (`trainer.state_average`), whole or rounded. A site of n ranks, whose gradients are summed whole, learns
 as one rank with n times the batch (`--batch`).
@@ -41,7 +42,7 @@ from freshet.trainer.reducers import Collectives, Reducer
 from freshet.trainer.reducers.dct import Dct
 from freshet.trainer.reducers.group_codecs import IntegerCodec, SignCodec
 from freshet.trainer.reducers.levels import AdaptiveLevels
-from freshet.trainer.reducers.one_bit_adam import Moments, OneBitAdam, SumsForAdam
+from freshet.trainer.reducers.one_bit_adam import Betas, Moments, OneBitAdam, SumsForAdam
 from freshet.trainer.reducers.one_bit_lamb import OneBitLamb
 from freshet.trainer.reducers.two_phase import TwoPhase
 from freshet.trainer.state_average import average
@@ -167,10 +168,31 @@ class Whole:
 
 
 class FrozenDct(Dct):
-    """The paper's: a threshold that is set once."""
+    """Keeps its first threshold and variance."""
 
     def _select(self, sizes: F32) -> I64:
         return np.flatnonzero(sizes > self.threshold) if self.threshold else super()._select(sizes)
+
+    def _sum_variance(self, group: Collectives, moments: Moments) -> F32:
+        return self._root(moments)
+
+
+class PaperDct:
+    """The paper's: values above a threshold of gradients that is set once; Adam has what they sum up to."""
+
+    def __init__(self, size: int) -> None:
+        self.core = FrozenDct(size, Betas(first=0.0))
+        self.core.variance_steps = 1
+        self.moments = Moments(np.zeros(size, np.float32), np.ones(size, np.float32))
+
+    def reduce(self, group: Collectives, gradient: F32) -> None:
+        self.core.reduce(group, gradient, self.moments)
+
+    def flush(self, group: Collectives) -> F32:
+        return self.core.flush(group, self.moments)
+
+    def reset(self) -> None:
+        self.core.reset()
 
 
 @dataclass(slots=True)
@@ -327,6 +349,7 @@ def cases(ends: Sequence[int], batch: int) -> Mapping[str, Callable[[int], Case]
         "int4": lambda rank: TwoPhase(IntegerCodec(4), size),
         "levels": lambda rank: AdaptiveLevels(size),
         "gradient_signs": lambda rank: TwoPhase(SignCodec(), size),
+        "dct_frozen": lambda rank: PaperDct(size),
     }
     momenta: dict[str, Callable[[int], Case]] = {
         "fp32_no_momentum": lambda rank: Gradients(Whole(), 0.0),
@@ -334,7 +357,6 @@ def cases(ends: Sequence[int], batch: int) -> Mapping[str, Callable[[int], Case]
         "dct_2pct": lambda rank: Momenta(Dct(size, share=0.02)),
         "dct_1pct": lambda rank: Momenta(Dct(size, share=0.01)),
         "dct_025pct": lambda rank: Momenta(Dct(size, share=0.0025)),
-        "dct_frozen": lambda rank: Momenta(FrozenDct(size)),
         "one_bit_adam": lambda rank: Momenta(OneBitAdam(size, warmup_steps=WARMUP_STEPS)),
         "one_bit_adam_frozen": lambda rank: Momenta(
             OneBitAdam(size, warmup_steps=WARMUP_STEPS, refresh_steps=NEVER), drifts=False

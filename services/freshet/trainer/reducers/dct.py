@@ -23,7 +23,7 @@ Ours differs from the paper, which selects by the gradient of each tensor, in th
   sent. Here a servo moves the threshold at each step towards the share that is wanted; outside
   [eta / 2, 4 eta] the largest values are selected exactly.
 - A rank's part of a step is at most the largest of Adam's steps without momentum, root(1 / (1 - beta2)) times
-  its rate: a value can outgrow its v. The rest waits until v has been summed again, as does a value without v.
+  its rate: a value can outgrow its v. The rest waits until v has been summed again, as does one without v.
 - Sums need no parameter server: each rank gets the frames of all, and adds them in rank order, so the result
   is bit-identical.
 
