@@ -30,7 +30,7 @@ from freshet.types import F32
 
 LADDER = ("fp32", "int8", "int4")
 """From exact to short. bf16 saves half of what int8 saves, and int8 with its residuals costs no AUC either;
-dct is later to follow a change of the stream (`bench.reducers`), so no one gets it unasked."""
+dct has no momentum and needs Adam, so it is another optimiser: no one gets it unasked."""
 
 SLACK = 0.05
 """Part of a step that a more exact codec may cost."""
