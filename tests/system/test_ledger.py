@@ -40,7 +40,7 @@ def test_acknowledged_events_count_exactly_once_despite_kills(
 ) -> None:
     monkeypatch.setenv("FRESHET_TRAINER_SSD_FOLDER", str(disk_folder()))
     monkeypatch.setenv("FRESHET_TRAINER_MEMORY_BYTES", "1")
-    monkeypatch.setenv("FRESHET_COMMON_DRAIN", "2m")  # the last flush of few buckets at a time, on a busy disk
+    monkeypatch.setenv("FRESHET_COMMON_DRAIN", "2m")  # flushes of few buckets, on a busy disk
     print(f"\nFRESHET_TEST_SEED={SEED} FRESHET_TEST_KILLS={KILLS}")
     spec = load_spec(LEDGER)
     topics = topics_of(spec)
