@@ -227,9 +227,10 @@ class LeavesOut(Protocol):
 
 @runtime_checkable
 class FreezesVariance(Protocol):
-    """A `DenseModel` whose lanes' float32 gradient is stepped by Adam, with a beta2 of 0.999.
+    """A `DenseModel` whose lanes' float32 gradient is stepped by Adam.
 
-    1-bit Adam and DCT read and write the moments, and need steps that leave the second as it is.
+    Its beta1 is `model.dense_momentum`, its beta2 0.999. 1-bit Adam and DCT read and write the moments, and
+    need steps that leave the second as it is.
     """
 
     @property
