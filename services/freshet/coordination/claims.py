@@ -36,12 +36,13 @@ LEASE_S = 3.0
 
 HEARTBEAT_S = 0.5
 
-_POLL_S = 0.05
-"""Longest wait of one poll, and so the largest delay of a heartbeat."""
+_POLL_S = 0.1
+"""Time between two looks for the log's end, which cost a request to the brokers each; the longest wait of one
+poll, and so the largest delay of a heartbeat. Records that come meanwhile are applied at once."""
 
 _POLLS = 16
-"""Most polls of one step: those after the first do not wait, and end once the log was read to its end. With
-tens of owners a record comes within every wait, so waiting polls alone would hardly ever reach the end."""
+"""Most polls of one step that is due to reach the end. With tens of owners a record comes within every wait,
+so waiting polls alone would hardly ever reach it."""
 
 _GAP_S = 0.2
 """Largest part of the time between two reads that counts as silence: a process that slept longer cannot know
@@ -119,6 +120,7 @@ class Claims:
         self._next = 0  # offset up to which the book has applied the log
         self._covered = 0  # offset below which the newest summary has all claims
         self._beat_due = clock.monotonic()
+        self._end_due = 0.0  # next look for the log's end; only the thread uses it
         self._error: FreshetError | None = None
         self._closing = False
         self._read_from_start()
@@ -357,9 +359,11 @@ class Claims:
 
     def _read(self, reader: Reader) -> bool:
         """Apply new records. Returns whether the log was read to its end."""
-        for i in range(_POLLS):
-            found = reader.poll(10_000, 0.0 if i else _POLL_S)
+        wait_s = max(0.0, self._end_due - self._clock.monotonic())
+        for _ in range(_POLLS):
+            found = reader.poll(10_000, wait_s)
             if not found:
+                self._end_due = self._clock.monotonic() + _POLL_S
                 return True
             with self._changed:
                 for _, records in found:
@@ -368,6 +372,8 @@ class Claims:
                         if record is not None:
                             self._apply(offset, record)
                     self._next = records.next_offset
+            if wait_s > 0:
+                break
         return False
 
     def _step(self, reader: Reader) -> None:

@@ -7,6 +7,7 @@ partitioners of common clients; the one that explains them is named.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
@@ -91,7 +92,9 @@ EXPLAINS, STRAY = 0.98, 0.05
 second is chance."""
 
 DIFFERS = 0.1
-"""Difference of a partitioner's shares in two topics above which the topics use different partitioners."""
+"""Difference of a partitioner's shares in two topics above which the topics use different partitioners,
+unless so few keys differ as much by chance: with n partitions, one key in n lies where another partitioner
+would place it."""
 
 TWICE_S = 600.0
 """How long a key that was found in two partitions counts."""
@@ -235,11 +238,7 @@ class PartitionerDetector:
         """
         known = {t: self._topics[t] for t in self.named}
         wrong = {t for t, seen in known.items() if seen.share("no key") > STRAY}
-        names = (*PARTITIONERS, "unknown")
-        for one, seen in known.items():
-            for other in known.values():
-                if any(abs(seen.share(name) - other.share(name)) > DIFFERS for name in names):
-                    wrong.add(one)
+        wrong |= {one for one in known for other in known if self._differ(one, other)}
         external = {
             t for t in wrong if self.named[t] != "murmur2"
         }  # murmur2 is named only if all topics use it
@@ -248,6 +247,15 @@ class PartitionerDetector:
             wrong = {self._twice[1]}
         twice = "" if self._twice is None else f"; {self._twice[2]}"
         return {topic: self._problem(topic) + twice for topic in sorted(wrong)}
+
+    def _differ(self, one: str, other: str) -> bool:
+        """Return whether two topics with enough keys use different partitioners."""
+        if self.named[one] == self.named[other] and self.named[one] in PARTITIONERS:
+            return False
+        a, b = self._topics[one], self._topics[other]
+        chance = 2 * math.sqrt(1 / a.keys + 1 / b.keys)  # 4 standard errors of a difference of shares of 1/2
+        names = (*PARTITIONERS, "unknown")
+        return any(abs(a.share(name) - b.share(name)) > max(DIFFERS, chance) for name in names)
 
     def _problem(self, topic: str) -> str:
         beside = "".join(

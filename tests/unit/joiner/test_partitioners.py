@@ -51,6 +51,13 @@ def test_one_partitioner_for_all_topics_is_no_trouble(of: Place) -> None:
     assert sampled({"served": of, "action": of}, shared=True).trouble == {}
 
 
+@pytest.mark.parametrize("of", [*PARTITIONERS.values(), by_length])
+def test_few_keys_that_agree_by_chance_are_no_trouble(of: Place) -> None:
+    """Other partitioners explain a share of the keys by chance, and of so few keys another in each topic."""
+    few = range(ENOUGH, 3 * ENOUGH, 5)
+    assert [n for n in few if sampled({"served": of, "action": of}, keys=n, partitions=4).trouble] == []
+
+
 def test_randomly_placed_keys_are_found_in_two_partitions() -> None:
     placing = sampled({"served": by_chance(1), "action": by_chance(2)}, shared=True)
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from itertools import pairwise
 from operator import itemgetter, ne
@@ -188,7 +188,10 @@ _SLICE_S = 0.05
 """Longest wait in one `consume`: markers, which do not end the wait, are seen by then."""
 
 _BRIEFLY_S = 0.001
-"""Time between two checks for an answer from the brokers."""
+"""Time between two checks for markers, once the partitions' ends are known and lie behind them."""
+
+_LOOK_S = 0.01
+"""Longest wait for an answer about the ends before records that have come meanwhile are looked for."""
 
 _TOGETHER_S = 0.25
 """Longest wait for the first records of all partitions, so that none is read far ahead of others."""
@@ -287,7 +290,11 @@ class KafkaReader:
                         return found
                     if now >= until and self._is_at_end(until - min(wait_s, _ALIVE_S)):
                         return []
-                self._fetch(min(_SLICE_S, max(_BRIEFLY_S, until - now)))
+                if now >= until and self._end_requests:
+                    wait(self._end_requests.values(), _LOOK_S)
+                    self._fetch(0.0)
+                else:
+                    self._fetch(min(_SLICE_S, max(_BRIEFLY_S, until - now)))
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
