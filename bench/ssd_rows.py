@@ -141,7 +141,7 @@ def measure(
     with tempfile.TemporaryDirectory(dir=folder) as name:
         figures["ssd"] = of_store(rows, ids, Path(name), memory_bytes, BATCHES)
         if importlib.util.find_spec("rocksdict") is not None:
-            figures["rocksdb"] = of_rocksdb(rows, ids, Path(name), memory_bytes, max(2, BATCHES // 8))
+            figures["rocksdb"] = of_rocksdb(rows, ids, Path(name), memory_bytes, BATCHES)
             figures["ssd_of_rocksdb"] = figures["ssd"]["samples_per_s"] / figures["rocksdb"]["samples_per_s"]
     figures["ssd_of_memory"] = figures["ssd"]["samples_per_s"] / figures["memory"]["samples_per_s"]
     return {**figures, "rows": rows, "share": share, "ids": ids}

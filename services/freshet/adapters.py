@@ -43,22 +43,39 @@ def open_eventlog(url: str) -> EventLog:
     """Open the event log of a URL.
 
     Raises:
-        ConfigError: the scheme is unknown or the URL is invalid.
+        ConfigError: the scheme is unknown, the URL is invalid, or the adapter lacks a method.
         Unavailable: the log cannot be reached.
         Mismatch: the log is of another format or model.
         Corrupt: stored bytes are damaged.
     """
-    return cast(EventLog, _opener("freshet.eventlog", url)(url))
+    return cast(EventLog, _open("freshet.eventlog", EventLog, url))
 
 
 def open_rowstore(url: str) -> RowStore:
     """Open the row store of a URL; raises as `open_eventlog`."""
-    return cast(RowStore, _opener("freshet.rowstore", url)(url))
+    return cast(RowStore, _open("freshet.rowstore", RowStore, url))
 
 
 def open_versions(url: str) -> VersionStore:
     """Open the version store of a URL; raises as `open_eventlog`."""
-    return cast(VersionStore, _opener("freshet.versions", url)(url))
+    return cast(VersionStore, _open("freshet.versions", VersionStore, url))
+
+
+def _open(group: str, protocol: type, url: str) -> object:
+    adapter: object = _opener(group, url)(url)
+    kind = type(adapter)
+    demanded = sorted(name for name in vars(protocol) if not name.startswith("_"))
+    missing = [name for name in demanded if not (hasattr(kind, name) or hasattr(adapter, name))]
+    if missing:
+        raise ConfigError(
+            group.removeprefix("freshet."),
+            "url",
+            url.partition(":")[0] + ":",
+            f"an adapter with every method of {protocol.__module__}.{protocol.__name__}; "
+            f"{kind.__module__}.{kind.__qualname__} lacks {', '.join(missing)}",
+            "install a release of the adapter's distribution for this release of freshet",
+        )
+    return adapter
 
 
 def _opener(group: str, url: str) -> Callable[[str], Any]:

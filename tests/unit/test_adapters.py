@@ -21,10 +21,21 @@ def test_built_in_schemes_need_no_installed_distribution(
     assert isinstance(open_versions(f"file:{tmp_path}/versions"), FolderVersionStore)
 
 
-def test_a_third_party_scheme_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_third_party_scheme_is_found_by_its_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = EntryPoint("disk", "freshet.versions.folder:open_url", "freshet.versions")
+    monkeypatch.setattr(adapters, "entry_points", lambda group: (point,))
+    assert isinstance(open_versions(f"disk:{tmp_path}/versions"), FolderVersionStore)
+
+
+def test_an_adapter_without_a_method_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("upper", "builtins:str", "freshet.eventlog")
     monkeypatch.setattr(adapters, "entry_points", lambda group: (point,))
-    assert open_eventlog("upper:anything") == "upper:anything"  # type: ignore[comparison-overlap]
+    with pytest.raises(
+        ConfigError, match=r"(?s)'upper:'.*freshet\.log\.EventLog.*builtins\.str lacks.*group_writer"
+    ):
+        open_eventlog("upper://user:secret@host")
 
 
 def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
