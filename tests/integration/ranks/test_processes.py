@@ -160,7 +160,7 @@ def test_a_stopped_rank_leaves_between_steps_and_loses_nothing(ranks: Ranks) -> 
 
 @pytest.mark.parametrize(
     "how",
-    [("--mode", "async"), *(("--reducer", name) for name in ("half", "auto", "int8", "dct"))],
+    [("--mode", "async"), *(("--reducer", name) for name in ("half", "auto", "int8", "sign", "dct"))],
     ids=" ".join,
 )
 def test_killed_and_joining_ranks_keep_dense_weights_exact(ranks: Ranks, how: tuple[str, str]) -> None:
@@ -174,7 +174,7 @@ def test_killed_and_joining_ranks_keep_dense_weights_exact(ranks: Ranks, how: tu
     second.steps_among(2)
     third.steps_among(2)
 
-    ranks.check(ranks.finish(second, third), rounds=how[1] in ("auto", "int8", "dct"))
+    ranks.check(ranks.finish(second, third), rounds=how[1] in ("auto", "int8", "sign", "dct"))
     assert second.said("end")[-1]["lost"] == 1
 
 
