@@ -11,7 +11,7 @@ for them: shards load them as they start. `pytest -s` shows how long the work st
 Lossy sums of dense gradients, and averages, get a smaller fleet, whose two ranks and embedder are struck:
 `FRESHET_TEST_SUMS="int8 async"` names them, each with a fifth of the faults. Rows are published in int8
 there, and are served exactly once nothing has changed for 10 s. The ledger's model has no Adam, which dct and
-1bit-adam need: `tests/integration/ranks` kills ranks with these.
+1bit-adam need: `tests/integration/ranks` kills ranks with dct, and with signs as 1bit-adam sends them.
 """
 
 from __future__ import annotations

@@ -250,9 +250,9 @@ class PartitionerDetector:
 
     def _differ(self, one: str, other: str) -> bool:
         """Return whether two topics with enough keys use different partitioners."""
-        if self.named[one] == self.named[other] and self.named[one] in PARTITIONERS:
-            return False
         a, b = self._topics[one], self._topics[other]
+        if a.partitioner == b.partitioner and a.partitioner in PARTITIONERS:
+            return False
         chance = 2 * math.sqrt(1 / a.keys + 1 / b.keys)  # 4 standard errors of a difference of shares of 1/2
         names = (*PARTITIONERS, "unknown")
         return any(abs(a.share(name) - b.share(name)) > max(DIFFERS, chance) for name in names)
