@@ -9,7 +9,8 @@ the rows of the shard that has most of them, over the mean, averaged over batche
 that of its slowest shard. `hottest_key` is the share of a batch's rows that its most frequent key is. By
 tables each table goes to one shard, the busiest tables first, to the shard with the least so far. By columns
 each shard has its part of every row: `column_bytes` are the bytes of keys and values of all requests over
-those of rows that are whole.
+those of rows that are whole. `bytes_to_device` are those of rows and positions, which a torch network on a
+GPU is sent, over those of the vectors of each sample.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ CARDINALITIES = (
 BATCH, BUCKETS, DIM = 2_048, 1_024, 16
 SHARDS = (2, 4, 16, 64)
 SKEWS = (1.05, 1.5)
-KEY_BYTES, VALUE_BYTES = 8, 4
+KEY_BYTES, POSITION_BYTES, VALUE_BYTES = 8, 4, 4
 
 
 def rows_of(plan: Plan, rng: np.random.Generator, skew: float) -> tuple[I64, I64, int]:
@@ -63,7 +64,12 @@ def measure(quick: bool = False, batches: int = 50) -> Figures:
         drawn = [rows_of(plan, rng, skew) for _ in range(5 if quick else batches)]
         of_buckets, of_tables = (np.stack([batch[i] for batch in drawn]) for i in (0, 1))
         unique = float(np.mean([batch[2] for batch in drawn]))
-        found: Figures = {"rows_of_a_batch": unique, "hottest_key": 1 / unique}
+        ids, row_bytes = BATCH * len(CARDINALITIES), VALUE_BYTES * (DIM + 1)  # a weight beside the vector
+        found: Figures = {
+            "rows_of_a_batch": unique,
+            "hottest_key": 1 / unique,
+            "bytes_to_device": (unique * row_bytes + ids * POSITION_BYTES) / (ids * row_bytes),
+        }
         for shards in SHARDS:
             starts = np.arange(shards) * BUCKETS // shards
             found[f"{shards}_shards"] = {

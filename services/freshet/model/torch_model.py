@@ -1,8 +1,8 @@
-"""`DenseModel` of a torch network: native gather and row gradients around autograd.
+"""`DenseModel` of a torch network: autograd between a `Gather` of rows and the sums of their gradients.
 
-Native code gathers a batch's inputs and sums the row gradients on the CPU. The network, its gradients and its
-step run on the device of its `Placement`. The rules of `Heads` are those of the native hedge (`hedge.cpp`,
-`hedge_start.hpp`). Letters: B samples, L labels, D dense columns, W columns of vectors.
+The network, its gradients and its step run on the device of its `Placement`. The rules of `Heads` are those
+of the native hedge (`hedge.cpp`, `hedge_start.hpp`). Letters: B samples, L labels, D dense columns, W columns
+of vectors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from freshet import _native
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError, Mismatch
@@ -35,9 +34,10 @@ from freshet.model import (
 )
 from freshet.model.custom import Inputs, Model, Shape
 from freshet.model.device import CpuPlacement, Placement
+from freshet.model.gather import DeviceGather, Gather, Gathered, HostGather, Standards
 from freshet.model.inputs import Labels
 from freshet.model.lamb import TrustRatios
-from freshet.model.plan import InputPlan, groups_of, input_plan
+from freshet.model.plan import InputPlan, input_plan
 from freshet.types import F32, F64, Bool
 
 VARIANCE_FLOOR = 1e-12
@@ -46,9 +46,6 @@ DENSE_ROWS_KNOWN, DENSE_GROWTH = 256.0, 3.0
 """From so many values of a column on, a step adds at most so many times its sum of squares about the mean.
 One wild value (1e9) would make all others alike for ever; a column at a new level is followed within tens of
 steps. `kDenseRowsKnown` and `kDenseGrowth` of hedge.cpp."""
-
-STANDARD_LIMIT = 10.0
-"""Limit of standardised numbers, in deviations."""
 
 START_ROWS = 100.0
 """Samples, by weight, whose deviation is a numeric label's scale; `kStartRows` of hedge_start.hpp."""
@@ -89,11 +86,14 @@ class Heads:
         self.scale, self.label_sums = np.ones(labels), np.zeros((labels, 3))
         self.dense = np.zeros((len(self.standard), 3))
 
-    def standards(self) -> tuple[F64, F64]:
-        """Return (D,) means and (D,) 1 / deviation, which is 0 for a column with fewer than two values."""
+    def standards(self) -> Standards:
+        """Return how columns are standardised; the scale of one with fewer than two values is 0."""
         count, mean, squares = self.dense.T
         deviation = np.sqrt(np.maximum(squares, 0) / np.maximum(count, 1) + VARIANCE_FLOOR)
-        return np.ascontiguousarray(mean), np.where(count > 1, 1 / deviation, 0.0)
+        scale = np.where(count > 1, 1 / deviation, 0.0)
+        return Standards(
+            self.standard, np.where(self.standard, mean, 0.0), np.where(self.standard, scale, 1.0)
+        )
 
     def count(self, labels: Labels) -> F64:
         """Return a batch's (L, 3) weighted sums: rows, Σ y, Σ y²."""
@@ -373,7 +373,8 @@ class TorchLane:
 
     def __init__(self, model: TorchDense) -> None:
         self.model, self.placement = model, model.new_placement()
-        self.native = _native.InputLane(model.plan.native)
+        kind = HostGather if isinstance(self.placement, CpuPlacement) else DeviceGather
+        self.gather: Gather = kind(model.plan, self.placement, model.labels)
         self.sums = Sums(model.labels, len(model.heads.standard))
         self._reduced: F32 | None = None  # copy of the gradient for an all-reduce, until the step
         self.not_finite = 0  # samples that taught nothing since the last step
@@ -386,7 +387,7 @@ class TorchLane:
         if not inputs.size:  # a network need not compute on empty tensors
             return np.empty((0, self.model.labels), np.float32)
         with torch.inference_mode(), self.placement.running():
-            _, _, logits = self._forward(inputs, learning=False)
+            _, logits = self._forward(inputs, learning=False)
             return self.model.heads.predict(self.placement.fetch({"logits": logits.float()})["logits"])
 
     def forward_backward(self, inputs: ModelInputs, dense_weight: float = 1.0) -> StepResult:
@@ -410,25 +411,19 @@ class TorchLane:
             raise ValueError(f"label index {labels.index.max()} of a spec with {model.labels} labels")
         seen = model.heads.count(labels)
         with self.placement.running():
-            vectors, linear, logits = self._forward(inputs, learning=True)
+            gathered, logits = self._forward(inputs, learning=True)
             z, losses, of_z, wild = self._losses(logits, labels, seen)
             parameters = list(model.network.parameters()) if dense_weight else []
-            of_vectors, of_linear, *dense = _gradients(z, of_z, [vectors, linear, *parameters])
-            if dense:
-                self.gradient += torch.cat([g.reshape(-1) for g in dense])
+            gradients = _gradients(z, of_z, [*gathered.leaves, *parameters])
+            of_leaves = {f"leaf/{i}": gradients[i] for i in range(len(gathered.leaves))}
+            if parameters:
+                self.gradient += torch.cat([g.reshape(-1) for g in gradients[len(of_leaves) :]])
             found = self.placement.fetch(
-                {
-                    "logits": logits.float(),
-                    "losses": losses,
-                    "wild": wild,
-                    "of_z": of_z,
-                    "of_vectors": of_vectors,
-                    "of_linear": of_linear,
-                }
+                {"logits": logits.float(), "losses": losses, "wild": wild, "of_z": of_z} | of_leaves
             )
         result = StepResult(
             model.heads.predict(found["logits"]),
-            self._row_gradients(inputs, found["of_vectors"], found["of_linear"]),
+            self.gather.row_gradients(inputs, [found[name] for name in of_leaves]),
             seen[:, 0].copy(),
             np.bincount(labels.index, found["losses"], model.labels)[:, None].astype(np.float64),
         )
@@ -469,33 +464,16 @@ class TorchLane:
         self.gradient.zero_()
         self._reduced = None
 
-    def _forward(
-        self, inputs: ModelInputs, *, learning: bool
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the leaves, vectors (B, W padded) and linear (B, L), and the logits (B, L)."""
+    def _forward(self, inputs: ModelInputs, *, learning: bool) -> tuple[Gathered, torch.Tensor]:
+        """Return the gathered batch and its (B, L) logits."""
         plan, model = self.model.plan, self.model
-        x = self.placement.host_array("x", (inputs.size, plan.width))
-        scalars = self.placement.host_array("scalars", (inputs.size, plan.native[2]))
-        mean, scale = model.heads.standards()
-        mean, scale = np.where(model.heads.standard, mean, 0.0), np.where(model.heads.standard, scale, 1.0)
-        self.native.gather(groups_of(inputs), inputs.dense, mean, scale, STANDARD_LIMIT, x, scalars)
-        whole = self.placement.send("x", x)
-        vectors = whole[:, plan.vectors_from :]
-        linear = (
-            self.placement.send("scalars", scalars)
-            if plan.scalars
-            else torch.zeros(inputs.size, model.labels, device=self.placement.device)
-        )
-        if learning:
-            vectors, linear = vectors.requires_grad_(), linear.requires_grad_()
+        gathered = self.gather.gather(inputs, model.heads.standards(), learning=learning)
+        vectors, start = gathered.vectors, plan.vectors_from
         by_name = {
-            model.spec.features[i].name: vectors[:, c - plan.vectors_from : c - plan.vectors_from + dim]
-            for i, c, dim in plan.vectors
+            model.spec.features[i].name: vectors[:, c - start : c - start + dim] for i, c, dim in plan.vectors
         }
-        total = sum(dim for _, _, dim in plan.vectors)
-        dense = whole[:, : inputs.dense.shape[1] + len(plan.flags)]
         with self._precision():
-            logits = model.network(Inputs(inputs.size, by_name, vectors[:, :total], dense, linear))
+            logits = model.network(Inputs(inputs.size, by_name, vectors, gathered.dense, gathered.linear))
         if not isinstance(logits, torch.Tensor) or logits.shape != (inputs.size, model.labels):
             tensor = isinstance(logits, torch.Tensor)
             raise ConfigError(
@@ -505,7 +483,7 @@ class TorchLane:
                 f"logits of shape {(inputs.size, model.labels)} from its forward, one column a label",
                 f"it returned {tuple(logits.shape) if tensor else f'a {type(logits).__name__}'}",
             )
-        return vectors, linear, logits
+        return gathered, logits
 
     def _precision(self) -> AbstractContextManager[Any]:
         bf16 = self.model.precision == "bf16"
@@ -540,13 +518,6 @@ class TorchLane:
         wild = ~(torch.isfinite(losses) & torch.isfinite(gradient * gradient))
         losses, gradient = losses.masked_fill(wild, 0), gradient.masked_fill(wild, 0)
         return logit, losses, gradient, wild * send("teaches", teaches)
-
-    def _row_gradients(self, inputs: ModelInputs, vectors: F32, linear: F32) -> list[F32]:
-        gradients = [np.empty_like(group.rows) for group in inputs.groups]
-        scalars = linear if self.model.plan.scalars else np.empty((inputs.size, 0), np.float32)
-        dx, d_scalars = np.ascontiguousarray(vectors), np.ascontiguousarray(scalars)
-        self.native.reduce(groups_of(inputs), inputs.dense, dx, d_scalars, gradients)
-        return gradients
 
 
 def _gradients(of: torch.Tensor, gradient: torch.Tensor, wanted: list[torch.Tensor]) -> list[torch.Tensor]:

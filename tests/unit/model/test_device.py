@@ -1,4 +1,4 @@
-"""Networks on another device: through staged copies nothing changes, and what cannot be is said."""
+"""Networks on another device learn what they do on the processor; what cannot be is said."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from freshet.model.device import CpuPlacement, Placement, StagedPlacement, place
 from freshet.model.torch_model import TorchDense
 from freshet.model.trial import try_out
 from tests.fixtures.specs import make_batch, make_spec
-from tests.unit.model.networks import KINDS, same, spec_of
+from tests.unit.model.networks import KINDS, spec_of
 
 GPU = torch.cuda.is_available()
 needs_gpu = pytest.mark.skipif(not GPU, reason="torch sees no GPU")
@@ -78,16 +78,17 @@ def trained(model: TorchDense, *, reduced: bool) -> tuple[dict[str, Any], list[A
 
 @pytest.mark.parametrize("reduced", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_copies_through_staging_change_nothing(kind: str, reduced: bool) -> None:
+def test_staged_rows_change_only_the_order_of_sums(kind: str, reduced: bool) -> None:
     spec = spec_of(kind)
     state, given = trained(built(spec, CpuPlacement), reduced=reduced)
     staged_state, staged_given = trained(
         built(spec, lambda: StagedPlacement(torch.device("cpu"))), reduced=reduced
     )
 
-    same(state, staged_state)
+    for name, array in state.items():
+        np.testing.assert_allclose(staged_state[name], array, rtol=1e-4, atol=1e-6, err_msg=name)
     for a, b in zip(given, staged_given, strict=True):
-        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("new_placement", [CpuPlacement, lambda: StagedPlacement(torch.device("cpu"))])
