@@ -14,9 +14,10 @@ SKIP ?=
 # The same as an expression of pytest's markers, such as `not browser and not kafka`; empty if nothing is left out.
 LEFT_OUT = $(patsubst browser-tests,browser,$(filter browser-tests kafka kserve promtool redis,$(SKIP)))
 MARKERS = not compose $(LEFT_OUT:%=and not %)
-# Workers of pytest: twice as many as cores, since many tests wait for I/O, leases and timers. Eight at the most, as a
-# worker starts servers of its own (a Kafka, Redis clusters, an S3) and may need 2 GB with them.
-WORKERS ?= $(shell cores=$$(nproc 2> /dev/null || sysctl -n hw.ncpu); n=$$(( 2 * cores )); echo $$(( n < 8 ? n : 8 )))
+# Workers of pytest: one more than cores, as tests wait for I/O, leases and timers; with more, fleets of a dozen processes
+# run side by side and take longer together than one after the other. Eight at the most, as a worker starts servers of its
+# own (a Kafka, Redis clusters, an S3) and may need 2 GB with them.
+WORKERS ?= $(shell cores=$$(nproc 2> /dev/null || sysctl -n hw.ncpu); n=$$(( cores + 1 )); echo $$(( n < 8 ? n : 8 )))
 BENCH ?=
 DEMO ?=
 

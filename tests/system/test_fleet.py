@@ -3,15 +3,16 @@ role, a Redis master and the broker are killed, or stand still for longer than t
 master has no memory left; links to shards and embedders are cut; disks are full; wall clocks jump by an
 hour. Everything acknowledged counts once, everywhere.
 
-`FRESHET_TEST_FAULTS` faults (14 by default, at least one of each role), of all roles or of those that are
+`FRESHET_TEST_FAULTS` faults (12 by default, one of each role), of all roles or of those that are
 named, as in `FRESHET_TEST_FAULTS_OF="joiner clock"`; `FRESHET_TEST_SEED` repeats a run's traffic and choice
 of victims, not its timing. `FRESHET_TEST_ROWS` rows (10,000) are there from the start, without requests
 for them: shards load them as they start. `pytest -s` shows how long the work stood still.
 
 Lossy sums of dense gradients, and averages, get a smaller fleet, whose two ranks and embedder are struck:
-`FRESHET_TEST_SUMS="int8 async"` names them, each with a fifth of the faults. Rows are published in int8
-there, and are served exactly once nothing has changed for 10 s. The ledger's model has no Adam, which dct and
-1bit-adam need: `tests/integration/ranks` kills ranks with dct, and with signs as 1bit-adam sends them.
+`FRESHET_TEST_SUMS="int8 async"` names them, int8 by default, each with a fifth of the faults. Rows are
+published in int8 there, and are served exactly once nothing has changed for 10 s. The ledger's model has no
+Adam, which dct and 1bit-adam need: `tests/integration/ranks` kills ranks with dct, and with the signs of
+1bit-adam.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from tests.system.storm import Fault, Progress, Storm
 from tests.system.watching import Watch
 
 COUNTS = {"joiner": 2, "paramserver": 2, "embedder": 2, "trainer": 2, "inference": 2, "gateway": 2}
-FAULTS = int(os.environ.get("FRESHET_TEST_FAULTS", "14"))
+FAULTS = int(os.environ.get("FRESHET_TEST_FAULTS", "12"))
 ROWS = int(os.environ.get("FRESHET_TEST_ROWS", "10000"))
 GAP_S = float(os.environ.get("FRESHET_TEST_FAULT_GAP", "1.0"))
 ONLY = os.environ.get("FRESHET_TEST_FAULTS_OF", "").split()
@@ -65,7 +66,7 @@ OF_RANKS: Sequence[tuple[str, Way]] = (
 KINDS = [(role, way) for role, way in ROUND if not ONLY or role in ONLY]
 SEED = int(os.environ.get("FRESHET_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
 
-pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(300 + 30 * FAULTS)]
+pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(300 + 60 * FAULTS)]
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ def test_kills_and_pauses_lose_or_double_no_acknowledged_event(run: Run) -> None
 
 
 @pytest.mark.usefixtures("healed")
-@pytest.mark.parametrize("name", os.environ.get("FRESHET_TEST_SUMS", "int8 async").split())
+@pytest.mark.parametrize("name", os.environ.get("FRESHET_TEST_SUMS", "int8").split())
 def test_faults_keep_lossy_sums_of_dense_gradients_exact(run: Run, name: str) -> None:
     print(f"\nFRESHET_TEST_SEED={SEED} FRESHET_TEST_FAULTS={FAULTS} FRESHET_TEST_SUMS={name}")
     folder = shutil.copytree(LEDGER.parent, run.folder / "spec")
