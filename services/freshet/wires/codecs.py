@@ -6,15 +6,15 @@ A row is a few scalars (weights of linear parts, a count), then a vector. C scal
 |---|---|---|---|
 | `fp32` | 4 (C + V) | as they are | both |
 | `bf16`, `fp16` | 2 (C + V) | nearest, ties to even | both |
-| `int8`, `int4` | 2 C + 2 + V, or V / 2 | code × scale; zero is exact; unbiased with a seed | gradients |
-| `uint8`, `uint4` | 2 C + 4 + V, or V / 2 | low + code × step, nearest | rows |
+| `int8`, `int4` | 2 C + 2 + V, or V / 2 | code × scale; zero is exact | gradients, and rows in int8 |
+| `uint8`, `uint4` | 2 C + 4 + V, or V / 2 | low + code × step, nearest | rows in int4 |
 
 In integers each row's vector has a scale of its own; scalars travel beside it as bf16, as their sizes differ
-from the vector's. A gradient is rounded stochastically (QSGD, Alistarh et al., 1610.02132): its expectation
-is the value, so no residual has to be kept for each key. A row is a state, not a sum: its nearest code is
-best, and an asymmetric range uses all codes. Scale, low and step are bf16, which has the exponents of
-float32: no vector vanishes for being small. Rows that integers make no shorter travel as bf16
-(`format_for`). The native core encodes and decodes; tests hold it to numpy to the bit.
+from the vector's. A gradient is rounded stochastically, by a seed (QSGD, Alistarh et al., 1610.02132): its
+expectation is the value, so no residual has to be kept for each key. A row is a state, not a sum: its nearest
+code is best; an asymmetric range, which uses all, is worth two bytes with 16 of them, not with 256 (`uint8`
+is read from records of development releases). Scale, low and step are bf16: no vector vanishes for being
+small. Rows that integers make no shorter travel as bf16 (`format_for`). Tests hold the native code to numpy.
 
 Letters: N rows, S floats of a row.
 """
@@ -69,7 +69,7 @@ ASYMMETRIC = (RowCodec.UINT8, RowCodec.UINT4)
 
 def rows_codec(name: str) -> RowCodec:
     """Return the codec of rows for a setting (`fp32`, `bf16`, `fp16`, `int8`, `int4`)."""
-    return {"int8": RowCodec.UINT8, "int4": RowCodec.UINT4}.get(name) or RowCodec[name.upper()]
+    return RowCodec.UINT4 if name == "int4" else RowCodec[name.upper()]
 
 
 def gradients_codec(name: str) -> RowCodec:
@@ -132,7 +132,7 @@ def pack_rows(values: F32, form: RowFormat, seed: int = 0) -> NDArray[Any]:
     Args:
         values: the rows; in fp32 they are returned as they are.
         form: their format.
-        seed: of the stochastic rounding of `int8` and `int4`, below 2^64; 0: nearest.
+        seed: of the stochastic rounding of `int8` and `int4`, below 2^64; 0: nearest, as for rows.
 
     Raises ValueError if the rows have another width.
     """

@@ -24,7 +24,7 @@ bool near(const float* a, const float* b, size_t n, float tolerance) {
 }  // namespace
 
 ServedRows::ServedRows(int bits, uint32_t scalars, uint32_t width, size_t slots)
-    : format_{bits, true, scalars, width - scalars}, width_(width) {
+    : format_{bits, bits == 4, scalars, width - scalars}, width_(width) {
   const size_t integers = packed_bytes(format_), halves = 2 * size_t{width};
   halves_ = integers >= halves;
   row_bytes_ = static_cast<uint32_t>(halves_ ? halves : (integers + 1) / 2 * 2);  // bf16 at even addresses

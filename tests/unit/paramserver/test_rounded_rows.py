@@ -246,11 +246,11 @@ def test_bytes_and_errors_of_published_rows_are_counted(world: Callable[[Publish
     w = world("int8")
     w.learn()
     w.shard.publish()
-    counts, n = w.shard.flusher.wire.counts()[0, "uint8"], len(w.keys.keys)
+    counts, n = w.shard.flusher.wire.counts()[0, "int8"], len(w.keys.keys)
 
     assert counts.rows == n
     assert counts.bytes_raw == 4 * w.group.width * n
-    assert counts.bytes_wire == (2 * w.group.scalars + 4 + DIM) * n
+    assert counts.bytes_wire == (2 * w.group.scalars + 2 + DIM) * n
     assert counts.relative_error is not None
     assert 0 < counts.relative_error < 0.02
     assert counts.encode_s > 0

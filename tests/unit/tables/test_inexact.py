@@ -16,7 +16,7 @@ from freshet.wires.codecs import RowCodec, RowFormat, format_for, pack_rows, unp
 from tests.fixtures.effort import examples
 from tests.fixtures.tables import group, hedge_group, keys_of, look_up, push, rule, store_of
 
-CODECS = {16: RowCodec.BF16, 8: RowCodec.UINT8, 4: RowCodec.UINT4}
+CODECS = {16: RowCodec.BF16, 8: RowCodec.INT8, 4: RowCodec.UINT4}
 SCALARS_APART, VECTOR_APART = 0.1, 0.05
 """As in `ServedRows` of the native core."""
 ALL = 1 << 40
@@ -167,7 +167,7 @@ def test_what_serving_holds_counts_as_memory() -> None:
     look_up(plain, keys_of(*NUMBERS))
     look_up(kept, keys_of(*NUMBERS))
 
-    assert kept.resident_bytes(0) - plain.resident_bytes(0) == 2 * 2 + 4 + 16
+    assert kept.resident_bytes(0) - plain.resident_bytes(0) == 2 * 2 + 2 + 16
     assert kept.memory_bytes > plain.memory_bytes
 
 

@@ -244,7 +244,7 @@ def test_a_setting_names_a_codec_for_each_direction() -> None:
     assert [rows_codec(n) for n in ("fp32", "bf16", "int8", "int4")] == [
         RowCodec.FP32,
         RowCodec.BF16,
-        RowCodec.UINT8,
+        RowCodec.INT8,
         RowCodec.UINT4,
     ]
     assert [gradients_codec(n) for n in ("fp16", "int8", "int4")] == [

@@ -45,7 +45,7 @@ def test_set_codecs_stay_whatever_a_link_carries() -> None:
     codecs = LinkCodecs(CodecChoice("int8", "bf16"), same_host=False)
     assert not codecs.is_measured
     assert not codecs.decide(SLOW, 0, 0, 1.0)
-    assert (codecs.rows, codecs.gradients) == (RowCodec.UINT8, RowCodec.BF16)
+    assert (codecs.rows, codecs.gradients) == (RowCodec.INT8, RowCodec.BF16)
     assert codecs.status()["rows"] == {"codec": "int8", "why": "as set"}
     assert (LinkCodecs(EXACT, same_host=False).rows) is RowCodec.FP32
 
@@ -59,11 +59,11 @@ def test_on_one_host_auto_is_fp32_without_probes() -> None:
 
 def test_between_hosts_auto_begins_with_int8_then_follows() -> None:
     codecs = LinkCodecs(AUTO, same_host=False)
-    assert (codecs.rows, codecs.gradients) == (RowCodec.UINT8, RowCodec.INT8)
+    assert (codecs.rows, codecs.gradients) == (RowCodec.INT8, RowCodec.INT8)
     carried(codecs, FAST)
     assert (codecs.rows, codecs.gradients) == (RowCodec.FP32, RowCodec.FP32)
     carried(codecs, SLOW, start_s=1000.0)
-    assert codecs.rows in {RowCodec.UINT8, RowCodec.UINT4}
+    assert codecs.rows in {RowCodec.INT8, RowCodec.UINT4}
     assert codecs.gradients in {RowCodec.INT8, RowCodec.INT4}
     assert "12.5 MB/s" in codecs.status()["rows"]["why"]
     carried(codecs, FAST, start_s=2000.0)

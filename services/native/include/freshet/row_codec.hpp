@@ -17,13 +17,13 @@ void unpack_fp16(const uint16_t* packed, size_t n, float* out);
 // differ from the vector's. Heads are bf16, which have the exponents of float32: no vector vanishes. Codes of 4 bits
 // share a byte in pairs, the first in its lower half.
 //
-// Symmetric, for gradients: code * scale, codes from -127 to 127 or from -7 to 7, zero exactly. The head is the scale,
-// the vector's largest magnitude / 127 or 7, rounded up: NaN if the vector is not finite, 0 if it is too small for a
-// scale. Codes are nearest, ties to even; with a `seed` other than 0 rounded up with a probability of their fraction,
-// so that their expectation is the value (QSGD, Alistarh et al., 1610.02132).
+// Symmetric, for gradients and for rows of 8 bits: code * scale, codes from -127 to 127 or from -7 to 7, zero exactly.
+// The head is the scale, the vector's largest magnitude / 127 or 7, rounded up: NaN if the vector is not finite, 0 if
+// it is too small for a scale. Codes are nearest, ties to even; with a `seed` other than 0 rounded up with a
+// probability of their fraction, so that their expectation is the value (QSGD, Alistarh et al., 1610.02132).
 //
-// Asymmetric, for rows: low + code * step, codes from 0 to 255 or 15, nearest. The head is low rounded down and step
-// rounded up. The step is NaN if the vector is not finite, or has a magnitude of 2^126 or more.
+// Asymmetric, for rows of 4 bits: low + code * step, codes from 0 to 255 or 15, nearest. The head is low rounded down
+// and step rounded up. The step is NaN if the vector is not finite, or has a magnitude of 2^126 or more.
 struct RowFormat {
   int bits;  // 8 or 4
   bool asymmetric;
