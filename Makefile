@@ -25,8 +25,6 @@ BIN := $(VENV)/bin
 # Not abspath, which takes a path that holds spaces for several.
 BIN_PATH := $(if $(filter /%,$(BIN)),$(BIN),$(CURDIR)/$(BIN))
 export PATH := $(BIN_PATH):$(PATH)
-# The tests start hundreds of Python processes; without compiled modules each of them would compile the package again.
-unexport PYTHONDONTWRITEBYTECODE
 
 # Idle workers steal from busy ones; with one worker the tests run in pytest's own process, where -s and --pdb work.
 PYTEST = $(BIN)/python -m pytest -n $(patsubst 1,0,$(WORKERS)) --dist worksteal

@@ -23,7 +23,8 @@ settings.register_profile("freshet", deadline=None, suppress_health_check=[Healt
 settings.register_profile("quick", settings.get_profile("freshet"), max_examples=25)  # `make unit`
 settings.load_profile("freshet")
 
-# Processes that tests start find the package as the tests do.
+# Processes that tests start find the package as the tests do, and compile it once, not hundreds of times.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).parents[1] / "services"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
