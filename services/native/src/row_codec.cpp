@@ -17,7 +17,8 @@ constexpr uint32_t kMagnitude = 0x7fffffffu, kInfinite = 0x7f800000u;
 constexpr uint32_t kWide = 0x7e800000u;  // 2^126: from here on the span of a row may be no number
 constexpr uint16_t kNanHead = 0x7fc0u;
 constexpr float kSmallestScale = std::numeric_limits<float>::min();  // below it a scale has no inverse
-constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it drops the fraction, to nearest, ties to even
+constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: added to a small number it leaves the nearest integer, ties to
+                                         // even, in the lower bits of the sum
 
 FRESHET_INLINE uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 FRESHET_INLINE float of_bits(uint32_t bits) { return std::bit_cast<float>(bits); }

@@ -60,17 +60,21 @@ def with_heads(heads: NDArray[np.uint16], codes: NDArray[np.uint8]) -> NDArray[n
     return np.hstack([heads.view(np.uint8).reshape(len(codes), 2 * heads.shape[1]), codes])
 
 
-def uniform_of(seed: int, count: int) -> F32:
-    """Return `count` numbers in [0, 1) by MurmurHash3's finalizer over a counter and a seed."""
+def uniform_of(seed: int, rows: int, width: int) -> F32:
+    """Return (N, S) numbers in (-1/2, 1/2), middles of 2^16 parts, by MurmurHash3's finalizer over a counter
+    and a seed: elements i and i + 8 of sixteen have the halves of one hash."""
     low, high = np.uint64(seed & U32_MASK), np.uint64(seed >> 32)
-    z = (np.arange(count, dtype=np.uint64) + low) & U32_MASK
+    at = np.arange(width, dtype=np.uint64)
+    first = np.arange(rows, dtype=np.uint64)[:, None] * width
+    z = (first + at - (at & 8) + low) & U32_MASK
     z ^= z >> 16
     z = z * 0x85EBCA6B & U32_MASK
     z ^= high
     z ^= z >> 13
     z = z * 0xC2B2AE35 & U32_MASK
     z ^= z >> 16
-    numbers: F32 = (z >> 8).astype(np.float32) * np.float32(2**-24)
+    halves = np.where(at & 8, z >> 16, z & 0xFFFF)
+    numbers: F32 = (halves * 2.0**-16 + 2.0**-17 - 0.5).astype(np.float32)
     return numbers
 
 
@@ -99,8 +103,8 @@ def symmetric(values: F32, bits: int, seed: int) -> NDArray[np.uint8]:
     safe = np.where(finite[:, None], values, np.float32(0))
     scaled = np.clip(safe * factors[:, None], -limit, limit)
     if seed:
-        u = uniform_of(seed, values.size).reshape(values.shape)
-        codes = np.minimum(np.floor(scaled + u), limit)
+        u = uniform_of(seed, *values.shape)
+        codes = np.rint(scaled + u)
         codes[factors == 0] = 0
     else:
         codes = np.rint(scaled)
