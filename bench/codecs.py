@@ -179,7 +179,7 @@ def deltas(rounds: int, quick: bool) -> Figures:
     calls = 4 if quick else 16
     cases: dict[str, Callable[[], float]] = {}
     sizes: dict[str, float] = {}
-    for codec in (RowCodec.FP32, RowCodec.BF16, RowCodec.UINT8, RowCodec.UINT4):
+    for codec in (RowCodec.FP32, RowCodec.BF16, RowCodec.INT8, RowCodec.UINT4):
         record = encode_rows(delta, codec, SCALARS)
         sizes[codec.name.lower()] = len(record) / DELTA_ROWS
 
@@ -233,12 +233,12 @@ def wires(rounds: int) -> Figures:
         out = np.empty_like(values)
         for name in ("int8", "int4"):
             for kind, codec in (("rows", rows_codec(name)), ("gradients", gradients_codec(name))):
-                form = RowFormat(codec, width)
-                sent = pack_rows(values, form, 1)
+                form, seed = RowFormat(codec, width), int(kind == "gradients")
+                sent = pack_rows(values, form, seed)
 
-                def write(values: F32 = values, form: RowFormat = form) -> None:
+                def write(values: F32 = values, form: RowFormat = form, seed: int = seed) -> None:
                     for _ in range(WIRE_CALLS):
-                        pack_rows(values, form, 1)
+                        pack_rows(values, form, seed)
 
                 def read(sent: U8 = sent, form: RowFormat = form, out: F32 = out) -> None:
                     for _ in range(WIRE_CALLS):

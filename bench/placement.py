@@ -10,7 +10,7 @@ that of its slowest shard. `hottest_key` is the share of a batch's rows that its
 tables each table goes to one shard, the busiest tables first, to the shard with the least so far. By columns
 each shard has its part of every row: `column_bytes` are the bytes of keys and values of all requests over
 those of rows that are whole. `bytes_to_device` are those of rows and positions, which a torch network on a
-GPU is sent, over those of the vectors of each sample.
+GPU is sent, over those of each sample's vectors and the sum of its weights.
 """
 
 from __future__ import annotations
@@ -64,11 +64,12 @@ def measure(quick: bool = False, batches: int = 50) -> Figures:
         drawn = [rows_of(plan, rng, skew) for _ in range(5 if quick else batches)]
         of_buckets, of_tables = (np.stack([batch[i] for batch in drawn]) for i in (0, 1))
         unique = float(np.mean([batch[2] for batch in drawn]))
-        ids, row_bytes = BATCH * len(CARDINALITIES), VALUE_BYTES * (DIM + 1)  # a weight beside the vector
+        ids = BATCH * len(CARDINALITIES)
+        sent = unique * VALUE_BYTES * (DIM + 1) + ids * POSITION_BYTES  # a weight beside each vector
         found: Figures = {
             "rows_of_a_batch": unique,
             "hottest_key": 1 / unique,
-            "bytes_to_device": (unique * row_bytes + ids * POSITION_BYTES) / (ids * row_bytes),
+            "bytes_to_device": sent / (VALUE_BYTES * (ids * DIM + BATCH)),
         }
         for shards in SHARDS:
             starts = np.arange(shards) * BUCKETS // shards

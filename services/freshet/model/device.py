@@ -37,9 +37,6 @@ class Placement(Protocol):
     def running(self) -> AbstractContextManager[Any]:
         """Return a context in which torch computes on this placement's device and stream."""
 
-    def host_array(self, name: str, shape: tuple[int, ...]) -> F32:
-        """Return an uninitialised array that `send` transfers without a further copy in host memory."""
-
     def send(self, name: str, array: NDArray[Any]) -> torch.Tensor:
         """Return an array of any shape and dtype as a tensor of the same on the device."""
 
@@ -56,14 +53,10 @@ class CpuPlacement:
         """Return an empty context."""
         return contextlib.nullcontext()
 
-    def host_array(self, name: str, shape: tuple[int, ...]) -> F32:
-        """Return a new array."""
-        return np.empty(shape, np.float32)
-
     def send(self, name: str, array: NDArray[Any]) -> torch.Tensor:
         """Return a view of the array, of its shape and dtype; of a copy if the array is read-only.
 
-        A tensor cannot be read-only. Columns of a received batch are, but not the large `host_array`.
+        A tensor cannot be read-only. Columns of a received batch are, but not a gathered input.
         """
         return torch.from_numpy(array if array.flags.writeable else array.copy())
 
@@ -93,17 +86,11 @@ class StagedPlacement:
         """Return a context of the device and this placement's stream."""
         return self._on_stream() if self._stream is not None else contextlib.nullcontext()
 
-    def host_array(self, name: str, shape: tuple[int, ...]) -> F32:
-        """Return an array in page-locked memory."""
-        found: F32 = self._staging(name, int(np.prod(shape)), torch.float32).numpy().reshape(shape)
-        return found
-
     def send(self, name: str, array: NDArray[Any]) -> torch.Tensor:
         """Start a copy to a tensor of the array's shape and dtype; work in `running` is ordered after it."""
         flat = array.reshape(-1)
         staged = self._staging(name, flat.size, torch.from_numpy(np.empty(0, array.dtype)).dtype)
-        if not np.shares_memory(flat, staged.numpy()):
-            staged.numpy()[:] = flat
+        staged.numpy()[:] = flat
         sent = self._buffer(self._device, name, flat.size, staged.dtype, self.device)
         sent.copy_(staged, non_blocking=True)
         return sent.view(array.shape)

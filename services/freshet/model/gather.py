@@ -66,8 +66,8 @@ class HostGather:
     def gather(self, inputs: ModelInputs, standards: Standards, *, learning: bool) -> Gathered:
         """See `Gather`. The leaves are vectors, with zeros to a multiple of 16, and linear."""
         plan, place = self._plan, self._placement
-        x = place.host_array("x", (inputs.size, plan.width))
-        scalars = place.host_array("scalars", (inputs.size, plan.native[2]))
+        x = np.empty((inputs.size, plan.width), np.float32)
+        scalars = np.empty((inputs.size, plan.native[2]), np.float32)
         mean, scale = standards.mean, standards.scale
         self._native.gather(groups_of(inputs), inputs.dense, mean, scale, STANDARD_LIMIT, x, scalars)
         whole = place.send("x", x)
@@ -96,7 +96,8 @@ class DeviceGather:
         self._plan, self._placement, self._labels = plan, placement, labels
 
     def gather(self, inputs: ModelInputs, standards: Standards, *, learning: bool) -> Gathered:
-        """See `Gather`."""
+        """See `Gather`. Raises ValueError if the inputs do not fit the plan."""
+        self._check(inputs)
         device = self._placement.device
         scalars = torch.zeros(inputs.size, self._plan.native[2], device=device)
         vectors = [torch.zeros(inputs.size, 0, device=device)]
@@ -138,14 +139,38 @@ class DeviceGather:
                 offsets = self._placement.send(f"offsets/{g}/{f}", begins)
                 mode = "mean" if plan[8][f][1] else "sum"
                 of[f] = functional.embedding_bag(positions[f], rows, offsets, mode=mode, padding_idx=zeros)
-        return torch.stack([of[f] for f in range(len(positions))])
+        if not of:  # a table that no feature uses
+            return rows.new_zeros(0, size, rows.shape[1])
+        return torch.stack([of[f] for f in range(len(of))])
+
+    def _check(self, inputs: ModelInputs) -> None:
+        """Raise ValueError for what would end a GPU's context, or be taken for something else there."""
+        dense, groups = len(self._plan.native[4]), self._plan.native[5]
+        if inputs.dense.shape != (inputs.size, dense) or len(inputs.groups) != len(groups):
+            raise ValueError(
+                f"expected {dense} dense columns of {inputs.size} samples and {len(groups)} groups, "
+                f"found {inputs.dense.shape} and {len(inputs.groups)}"
+            )
+        for g, (group, plan) in enumerate(zip(inputs.groups, groups, strict=True)):
+            positions, features = group.positions, len(plan[8])
+            fits = len(group.list_ends) == features and len(group.feature_starts) == features + 1
+            if not fits or group.rows.shape[1] != plan[0]:
+                raise ValueError(f"group {g}: expected {features} features and rows of {plan[0]} floats")
+            if not -1 <= positions.min(initial=-1) <= positions.max(initial=-1) < len(group.rows):
+                raise ValueError(f"group {g}: positions reach beyond its {len(group.rows)} rows")
+            sizes = np.diff(group.feature_starts.astype(np.int64))
+            for f, ends in enumerate(group.list_ends):
+                own = inputs.size if ends is None else int(ends[-1]) if len(ends) else 0
+                if own != sizes[f] or (ends is not None and (np.diff(ends.astype(np.int64)) < 0).any()):
+                    raise ValueError(f"group {g}: expected {own} occurrences of its feature {f}, in order")
 
     def _dense(self, numbers: F32, standards: Standards) -> torch.Tensor:
         """Return (B, D + F): (B, D) numbers, standardised, 0 where missing; and flags, 1 where missing."""
         send = self._placement.send
-        x, standard = send("dense", numbers), send("standard", standards.standard)
+        x, standard = send("dense", numbers), send("dense/standard", standards.standard)
         there = torch.isfinite(x)
-        scaled = (x.double() - send("mean", standards.mean)) * send("scale", standards.scale)
+        mean, scale = send("dense/mean", standards.mean), send("dense/scale", standards.scale)
+        scaled = (x.double() - mean) * scale
         limited = scaled.float().clamp(-STANDARD_LIMIT, STANDARD_LIMIT)
         values = torch.where(there, torch.where(standard, limited, x), 0.0)
         flags = [column for column, _ in self._plan.flags]

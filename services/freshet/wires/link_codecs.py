@@ -272,14 +272,14 @@ def costs_of(width: int, scalars: int, *, gradients: bool) -> tuple[CodecCost, .
         form = format_for(gradients_codec(name) if gradients else rows_codec(name), width, scalars)
         seconds = 0.0
         if form.codec is not RowCodec.FP32:
-            seconds = min(_timed(values, form, out) for _ in range(ROUNDS)) / values.nbytes
+            seconds = min(_timed(values, form, out, int(gradients)) for _ in range(ROUNDS)) / values.nbytes
         costs.append(CodecCost(name, form.row_bytes / (4 * width), seconds))
     return tuple(costs)
 
 
-def _timed(values: F32, form: RowFormat, out: F32) -> float:
+def _timed(values: F32, form: RowFormat, out: F32, seed: int) -> float:
     began = time.perf_counter()
-    unpack_rows(pack_rows(values, form, seed=1), form, out)
+    unpack_rows(pack_rows(values, form, seed), form, out)
     return time.perf_counter() - began
 
 

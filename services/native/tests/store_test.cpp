@@ -246,7 +246,7 @@ TEST(Store, APublishIsWholeOnceItHasDrainedEveryBucket) {
 
 TEST(ServedRows, AreNearWithinTheTolerancesOfScalarsAndVector) {
   ServedRows served(8, 2, 18, 4);
-  EXPECT_EQ(served.row_bytes(), 2u * 2 + 4 + 16);
+  EXPECT_EQ(served.row_bytes(), 2u * 2 + 2 + 16);
   std::vector<float> row(18);
   for (size_t i = 0; i < row.size(); i++) row[i] = 0.01f * static_cast<float>(i + 1) * (i % 3 ? 1.0f : -1.0f);
   const auto scaled = [&](float scalars, float vector) {

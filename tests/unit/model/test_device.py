@@ -124,6 +124,19 @@ def test_received_batches_are_trained_on(kind: str, every_warning: None) -> None
     assert np.isfinite(lane.forward_backward(batch).predictions).all()
 
 
+@pytest.mark.parametrize("features", [{"ids": 0, "dims": ()}, {"ids": 1, "dims": (16, 8)}])
+def test_batches_whose_rows_alone_learn_are_taken(features: dict[str, Any]) -> None:
+    """Batches that were applied before teach no dense weight; a spec may have no rows, or an unused table."""
+    spec = make_spec(kind="dcnv2", dense=[(True, True)], **features)
+    model = built(spec, lambda: StagedPlacement(torch.device("cpu")))
+    lane, batch = model.lane(), make_batch(spec, 8, np.random.default_rng(3))
+
+    result = lane.forward_backward(batch, 0.0)
+
+    assert [g.shape for g in result.gradients] == [g.rows.shape for g in batch.groups]
+    assert not model.lane().gradient.any()
+
+
 def test_what_other_ranks_add_is_part_of_the_step() -> None:
     spec = spec_of("dcnv2")
     alone, _ = trained(built(spec, CpuPlacement), reduced=False)

@@ -26,6 +26,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "lists alone": {"ids": 0, "lists": ("mean", "sum")},
     "two labels": {"losses": ("logloss", "huber"), "dims": (3, 8)},
     "numbers alone": {"ids": 0, "dims": (), "dense": DENSE},
+    "a table without features": {"ids": 1, "dims": (16, 8)},
     "all": {"ids": 4, "dims": (16, 7), "lists": ("sum", "mean"), "dense": DENSE},
 }
 
@@ -119,6 +120,33 @@ def test_a_row_travels_once_however_often_it_occurs() -> None:
     rows, positions = (sum(getattr(g, name).nbytes for g in inputs.groups) for name in ("rows", "positions"))
     assert sum(place.sent.values()) == rows + positions
     assert 10 * sum(place.sent.values()) < 512 * 20 * 17 * 4
+
+
+@pytest.mark.parametrize("damage", ["position", "below null", "columns", "features", "ends", "groups"])
+def test_inputs_that_do_not_fit_are_refused(damage: str) -> None:
+    """On a GPU an index out of range ends the process' context."""
+    spec = spec_of("all")
+    inputs = make_batch(spec, 8, np.random.default_rng(0))
+    first, *others = inputs.groups
+    lists = [None if ends is None else ends[::-1].copy() for ends in first.list_ends]
+    positions = first.positions.copy()
+    positions[3] = len(first.rows) if damage == "position" else -2
+    of_first = {
+        "position": replace(first, positions=positions),
+        "below null": replace(first, positions=positions),
+        "features": replace(first, list_ends=first.list_ends[1:]),
+        "ends": replace(first, list_ends=lists),
+    }
+    wrong = replace(
+        inputs,
+        groups=[of_first.get(damage, first), *others][: len(inputs.groups) - (damage == "groups")],
+        dense=inputs.dense[:, 1:] if damage == "columns" else inputs.dense,
+    )
+    gather = gather_of(DeviceGather, spec, StagedPlacement(torch.device("cpu")))
+    gather.gather(inputs, standards_of(spec), learning=True)
+
+    with pytest.raises(ValueError, match=r"expected|beyond"):
+        gather.gather(wrong, standards_of(spec), learning=True)
 
 
 def test_gradients_outlive_the_next_batch() -> None:

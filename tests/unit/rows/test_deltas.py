@@ -108,7 +108,7 @@ def test_a_cut_record_of_any_codec_is_corrupt(
         decode_rows(record[: data.draw(st.integers(0, len(record) - 1))])
 
 
-@pytest.mark.parametrize("codec", [RowCodec.FP32, RowCodec.UINT8])
+@pytest.mark.parametrize("codec", [RowCodec.FP32, RowCodec.INT8, RowCodec.UINT8])
 def test_scalars_that_a_row_cannot_have_are_refused(codec: RowCodec) -> None:
     record = bytearray(encode_rows(delta(np.ones((1, 16), np.float32)), codec, 2))
     record[36] = 17
