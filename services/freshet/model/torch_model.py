@@ -523,8 +523,8 @@ class TorchLane:
 def _gradients(of: torch.Tensor, gradient: torch.Tensor, wanted: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return the gradients of a loss with this gradient at `of`; zeros for tensors that it does not depend
     on."""
-    if not wanted or not of.requires_grad:
-        return [torch.zeros_like(w) for w in wanted]
+    if not wanted:  # which autograd refuses
+        return []
     grads = torch.autograd.grad(of, wanted, gradient, allow_unused=True)
     return [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, grads, strict=True)]
 
