@@ -46,7 +46,8 @@ def main() -> None:
 def say(status: JoinerStatus) -> None:
     """One line."""
     held = sorted(status.watermark_ms)
-    print(json.dumps({"partitions": held, "events": status.events, "samples": status.samples}), flush=True)
+    said = {"partitions": held, "events": status.events, "samples": status.samples}
+    print(json.dumps(said) + "\n", end="", flush=True)  # one write: librdkafka writes to the same file
 
 
 if __name__ == "__main__":

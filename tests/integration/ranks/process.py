@@ -62,7 +62,7 @@ SPEC = Path(__file__).parents[2] / "system" / "ledger" / "freshet.toml"
 
 
 def say(**what: Any) -> None:
-    print(orjson.dumps({**what, "at": time.time()}).decode(), flush=True)
+    print(orjson.dumps({**what, "at": time.time()}).decode() + "\n", end="", flush=True)
 
 
 class Pausable:
