@@ -120,7 +120,9 @@ class StagedPlacement:
     ) -> torch.Tensor:
         """Return the first `size` elements of a named buffer; it grows to 1.25 times the size."""
         buffer = buffers.get(name)
-        if buffer is None or buffer.numel() < size or buffer.dtype != dtype:
+        if buffer is not None and buffer.dtype != dtype:  # two arrays of one name would overwrite each other
+            raise TypeError(f"array {name!r} was {buffer.dtype}, found {dtype}: give one another name")
+        if buffer is None or buffer.numel() < size:
             locked = device is None and self._stream is not None
             with torch.inference_mode(False):  # training uses the buffer too, though scoring may allocate it
                 buffer = torch.empty(size + size // 4, dtype=dtype, device=device, pin_memory=locked)

@@ -135,7 +135,7 @@ class DeviceGather:
             of |= zip(singles, functional.embedding(taken, rows, padding_idx=zeros).unbind(), strict=True)
         for f, ends in enumerate(group.list_ends):
             if ends is not None:
-                begins = np.concatenate([ends[:0], [0], ends[:-1]]).astype(np.int32)
+                begins = (ends - np.diff(ends, prepend=np.uint32(0))).astype(np.int32)
                 offsets = self._placement.send(f"offsets/{g}/{f}", begins)
                 mode = "mean" if plan[8][f][1] else "sum"
                 of[f] = functional.embedding_bag(positions[f], rows, offsets, mode=mode, padding_idx=zeros)
