@@ -519,32 +519,27 @@ def test_memory_stays_flat_over_many_updates(console: Console, opened: Opened) -
     page = live(opened(server.url))
     cdp = page.context.new_cdp_session(page)
 
-    def update(name: str, times: int) -> None:
-        for i in range(times):
+    def used_after(name: str, updates: int) -> float:
+        for i in range(updates):
             at = int(time.time() * 1000) - 20_000 + i * 10
             for record in (worlds.vitals(at), worlds.clicks(at), worlds.window("random", at)):
                 server.publish(record)
         wait_until("all records are sent", lambda: not server.waiting(), within_s=60)
         server.world["state"]["model"] = name
         expect(page.locator("#model")).to_have_text(name)
-
-    def used_mb() -> float:
         cdp.send("HeapProfiler.collectGarbage")
         return float(cdp.send("Runtime.getHeapUsage")["usedSize"]) / 1e6
 
-    def used_after_reload(name: str) -> float:
-        """Megabytes once the page shows the server's history again: what it holds else goes up and down."""
+    def load_history() -> None:  # with the records since, what the page holds goes up and down
         for span in ("1 h", "5 min"):
             with page.expect_response(lambda answer: "/api/history" in answer.url):
                 page.get_by_label(span, exact=True).check(force=True)
-        update(name, 1)
-        return used_mb()
 
-    update("warm", 1_500)
-    before = used_after_reload("before")
-    update("many", 4_500)
-    full = used_mb()
-    after = used_after_reload("after")
-
+    used_after("warm", 1_500)
+    load_history()
+    before = used_after("before", 1)
+    full = used_after("many", 4_500)
+    load_history()
+    after = used_after("after", 1)
     assert after - before < 1.0, f"{before:.1f} MB before, {after:.1f} MB after"
     assert full - before < 5.0, f"{before:.1f} MB before, {full:.1f} MB while records arrive"

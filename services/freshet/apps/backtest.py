@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,7 +124,9 @@ def backtest_into(
             delay_rows,
             lambda share: options.progress(own_share + share * (1 - own_share)),
         )
-    return replace(outcome, learners={name: scored.figures(name) for name in scored.learners})
+    with ThreadPoolExecutor() as pool:
+        figures = pool.map(scored.figures, scored.learners)
+        return replace(outcome, learners=dict(zip(scored.learners, figures, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -203,21 +204,13 @@ class _StageTimes:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
-    def __call__(self, stage: str) -> _Stage:
-        return _Stage(self.seconds, stage)
-
-
-@dataclass(slots=True)
-class _Stage:
-    seconds: dict[str, float]
-    name: str
-    began: float = 0.0
-
-    def __enter__(self) -> None:
-        self.began = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds[self.name] = self.seconds.get(self.name, 0.0) + time.perf_counter() - self.began
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - began
 
 
 def prefetched(items: Iterator[T], most: int) -> Iterator[T]:

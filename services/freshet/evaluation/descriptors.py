@@ -1,21 +1,21 @@
 """Descriptors of the measures, for spec keys, documentation, metrics and console; AUC; bounds on outliers.
 
 A measure is a function of the sums and histograms of many cells (`Cells`). A new measure needs a descriptor
-here and, for a sum that is not kept yet, its name in `progressive.SUMS` and its term in `progressive._terms`.
+here and, for a sum that is not kept yet, the last of SUMS in `Cells` and its term in `terms_of`.
 Shape letters: B samples, K bins of one histogram, C cells or histograms, H entries of all histograms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from freshet import _native
-from freshet.types import F32, F64, I64
+from freshet.types import F32, F64, I64, Bool
 
 BIN_WIDTH = 1.0 / 512
 """Width of a bin in logits. Samples of one bin count as tied, so the error is at most half the share of
@@ -162,6 +162,41 @@ class Cells:
         return np.bincount(self.cell, entries, len(self.n)).astype(np.float64, copy=False)
 
 
+SUMS = tuple(field.name for field in fields(Cells))[:9]
+
+PROBABILITY_FLOOR = 1e-7
+"""Logloss clips predictions to this distance from 0 and 1, so that one sample adds at most 16."""
+
+TERM_SAMPLES = 1 << 14
+"""Samples that `terms_of` computes at a time: their columns stay in the second-level cache."""
+
+
+def terms_of(prediction: F32, value: F32, weight: F32, number: Bool) -> tuple[F64, I64, F64]:
+    """Return the terms (S, B) of samples (B,) in SUMS, their bins (B,), and weights as true and false (2, B).
+
+    The weights are 0 for labels in the mask `number` (B,): these have no histogram.
+    """
+    size = len(prediction)
+    sums, bins, counts = np.empty((len(SUMS), size)), np.empty(size, np.int64), np.empty((2, size))
+    for first in range(0, size, TERM_SAMPLES):
+        at = slice(first, first + TERM_SAMPLES)
+        p, y, w = (column[at].astype(np.float64) for column in (prediction, value, weight))
+        true_false, predicted, valued = ~number[at], np.isfinite(p), np.isfinite(y)
+        finite, unpredicted = predicted & valued, valued & ~predicted
+        if not finite.all():
+            p, y, w = np.where(finite, p, 0.5), np.where(finite, y, 0.0), np.where(finite, w, 0.0)
+        probability = p if true_false.all() else np.where(true_false, p, 0.5)
+        q = np.clip(probability, PROBABILITY_FLOOR, 1 - PROBABILITY_FLOOR)
+        of_true, of_false = np.log(q), np.log1p(-q)
+        loss = -(y * of_true + (1 - y) * of_false) * true_false
+        terms = finite, w, w * p, w * y, w * loss, w * (p - y) ** 2, w * abs(p - y), unpredicted, w * w
+        for row, term in zip(sums, terms, strict=True):
+            row[at] = term
+        bins[at] = bins_of_logits(of_true - of_false)
+        counts[:, at] = terms[3] * true_false, w * (1 - y) * true_false
+    return sums, bins, counts
+
+
 @dataclass(frozen=True, slots=True)
 class Measure:
     """A figure of quality."""
@@ -217,9 +252,7 @@ def _normalised_entropy_error(cells: Cells) -> F64:
     loss, rate, entropy = (np.where(defined, c, 0.5) for c in (_logloss(cells), rate, entropy))
     slope = loss / entropy**2 * np.log((1 - rate) / rate)
     logits, at = logits_of(cells.bins), cells.cell
-    cost = np.log1p(
-        np.exp(-np.abs(logits))
-    )  # loss of the likelier label; the other label's is |logit| larger
+    cost = np.log1p(np.exp(-abs(logits)))  # loss of the likelier label; the other label's is |logit| larger
     of_true, of_false = cost + np.maximum(-logits, 0), cost + np.maximum(logits, 0)
     of_true = of_true / entropy[at] - (loss / entropy + slope * (1 - rate))[at]
     of_false = of_false / entropy[at] - (loss / entropy - slope * rate)[at]

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from freshet.config.spec.model import Gate, Label, Spec
-from freshet.evaluation.descriptors import outlier_bound, winsor_bound
-from freshet.evaluation.progressive import PROBABILITY_FLOOR
+from freshet.evaluation.descriptors import PROBABILITY_FLOOR, outlier_bound, winsor_bound
 from freshet.types import F32, F64, U8, Bool
 
 NOISE = 2.0

@@ -19,16 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet import _native
-from freshet.evaluation.descriptors import COARSE_BITS, MEASURES, Cells, bins_of_logits, logits_of
+from freshet.evaluation.descriptors import COARSE_BITS, MEASURES, SUMS, Cells, logits_of, terms_of
 from freshet.evaluation.popularity import NEVER_AHEAD
 from freshet.features.hashing import hash_text
 from freshet.types import F32, F64, I64, U8, U64, Bool
 
 # --- Grouping: numpy computes each sample's summands, the native core adds them up by cell.
-
-
-PROBABILITY_FLOOR = 1e-7
-"""Logloss clips predictions to this distance from 0 and 1, so that one sample adds at most 16."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +63,7 @@ def table_of(samples: ScoredSamples, window: I64, number: Bool, values: Sequence
     Returns:
         The table; histograms of segments have coarser bins (`COARSE_BITS`).
     """
-    sums, bins, counts = _terms(samples, number[samples.label])
+    sums, bins, counts = terms_of(samples.prediction, samples.value, samples.weight, number[samples.label])
     segments = list(zip(samples.segments, values, strict=True))
     windows, codes, added, cell, bin_, both = _native.group_samples(
         window, samples.label, len(number), segments, sums, bins, counts, COARSE_BITS
@@ -79,28 +75,6 @@ def table_of(samples: ScoredSamples, window: I64, number: Bool, values: Sequence
     keys["window"], keys["label"] = windows[rest // len(number)], rest % len(number)
     keys["field"], keys["value"] = fields[choice], choices[choice]
     return Table(keys, added, cell, bin_, both)
-
-
-def _terms(samples: ScoredSamples, number: Bool) -> tuple[F64, I64, F64]:
-    """Return the samples' summands (S, B), bins (B,) and positive and negative weights (2, B).
-
-    The weights are 0 for labels that are numbers: these have no histogram.
-    """
-    p, y, w = (column.astype(np.float64) for column in (samples.prediction, samples.value, samples.weight))
-    predicted, valued = np.isfinite(p), np.isfinite(y)
-    finite = predicted & valued
-    p, y, w = np.where(finite, p, 0.5), np.where(finite, y, 0.0), np.where(finite, w, 0.0)
-    true_false = ~number
-    q = np.clip(np.where(true_false, p, 0.5), PROBABILITY_FLOOR, 1 - PROBABILITY_FLOOR)
-    of_true, of_false = np.log(q), np.log1p(-q)
-    loss = np.where(true_false, -(y * of_true + (1 - y) * of_false), 0.0)
-    error = p - y
-    columns = (finite, w, w * p, w * y, w * loss, w * error**2, w * np.abs(error), valued & ~predicted, w * w)
-    sums, counts = np.empty((len(SUMS), len(p))), np.empty((2, len(p)))
-    for row, column in zip(sums, columns, strict=True):
-        row[:] = column
-    counts[0], counts[1] = sums[3] * true_false, w * (1 - y) * true_false
-    return sums, bins_of_logits(of_true - of_false), counts
 
 
 # --- Figures of a window, label and segment.
@@ -238,10 +212,6 @@ TOTAL = -(1 << 62)
 
 OTHER = 0
 """The segment value that stands for all values beyond the first `max_values` of a field."""
-
-SUMS = (
-    "n", "weight", "predicted", "labelled", "loss", "squares", "absolute", "not_finite", "weight_squares",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.evaluation.descriptors import COARSE_BITS, bins_of
-from freshet.evaluation.progressive import KEY, PROBABILITY_FLOOR, ScoredSamples, Table
+from freshet.evaluation.descriptors import COARSE_BITS, PROBABILITY_FLOOR, bins_of
+from freshet.evaluation.progressive import KEY, ScoredSamples, Table
 from freshet.types import F64, I64, U64, Bool
 
 
