@@ -13,7 +13,12 @@ from tests.fixtures.pages import ROOT, blocks
 from tests.unit.docker.stack_files import COMPOSE, TOKENS
 
 PAGE = ROOT / "docs" / "compose.md"
-VOLUMES = set(yaml.safe_load((ROOT / "docker-compose.yml").read_text())["volumes"])
+DOCKERFILE = ROOT / "ops" / "docker" / "Dockerfile"
+VOLUMES = {
+    name
+    for path in ROOT.glob("*compose*.yml")
+    for name in yaml.safe_load(path.read_text().replace("!override", "")).get("volumes", ())
+}
 EXAMPLES = [
     yaml.safe_load(block.text.replace("!override", ""))["services"]
     for block in blocks(PAGE)
@@ -70,6 +75,18 @@ def test_the_gpu_file_changes_the_existing_trainer_only() -> None:
         assert service["environment"] == {"FRESHET_TRAINER_DEVICE": "cuda"}
         (device,) = service["deploy"]["resources"]["reservations"]["devices"]
         assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+
+
+def test_the_ssd_file_gives_all_that_hold_rows_a_folder() -> None:
+    services = overrides()["compose.ssd.yml"]
+    (made,) = re.findall(r"install -d -o freshet .* /var/lib/freshet (.*) && install", DOCKERFILE.read_text())
+
+    assert set(services) == {name for name in COMPOSE if name.startswith(("shard-", "inference-"))}
+    for name, service in services.items():
+        (folder,) = (v for k, v in service["environment"].items() if k.endswith("_SSD_FOLDER"))
+        (volume,) = service["volumes"]
+        assert volume.endswith(f":{folder}"), name
+        assert folder in made.split(), "a new volume has the owner of the image's folder"
 
 
 def test_clients_wait_for_a_start_only_without_another_server() -> None:
