@@ -468,6 +468,7 @@ def test_try_it_ranks_the_request_and_shows_curl_and_python(console: Console, op
 
     expect(page.locator("#try tbody tr")).to_have_count(10)
     expect(page.locator("#try tbody tr").nth(3)).to_contain_text("no row: item")
+    expect(page.locator("#try .said")).to_contain_text("of these, on disk and not read: late 1.")
     assert '"user":9007199254740993' in page.locator("pre").first.inner_text()
     python = page.locator("pre").nth(1).inner_text()
     compile(python, "snippet", "exec")

@@ -393,6 +393,7 @@ def ranking() -> dict[str, Any]:
         "version": 142,
         "freshness_ms": 731,
         "unknown_rows": {"item": 1, "user": 0},
+        "defaulted_rows": {"late": 1, "busy": 0},
         "explored": False,
     }
 

@@ -81,20 +81,16 @@ def _text(ranking: Ranking) -> str:
     labels = list(ranking.items[0].predictions) if ranking.items else []
     features = list(ranking.items[0].rows or ()) if ranking.items else []
     lines = [
-        [
-            place + 1,
-            item.index,
-            item.score,
-            *item.predictions.values(),
-            *map(_rows_text, (item.rows or {}).values()),
-        ]
-        for place, item in enumerate(ranking.items)
+        [i, item.index, item.score, *item.predictions.values(), *map(_rows_text, (item.rows or {}).values())]
+        for i, item in enumerate(ranking.items, 1)
     ]
     text = table(["place", "candidate", "score", *labels, *features], lines)
     fresh = ranking.freshness_ms
     text += f"\nversion {ranking.version}, "
     text += "which has not learned yet" if fresh is None else f"fresh to {fresh} ms"
     text += f", unknown {dict(ranking.unknown_rows)}" if ranking.unknown_rows else ""
+    if ranking.defaulted_rows:
+        text += f", of which rows on disk were not read in time {dict(ranking.defaulted_rows)}"
     if features:
         text += "\nunder a feature: how many of its values have a row, and how old the newest is"
     return text
@@ -120,6 +116,7 @@ def _value(ranking: Ranking) -> dict[str, Any]:
         "version": ranking.version,
         "freshness_ms": ranking.freshness_ms,
         "unknown_rows": dict(ranking.unknown_rows),
+        "defaulted_rows": dict(ranking.defaulted_rows),
     }
 
 

@@ -340,7 +340,7 @@ class RowFollower:
     def _bootstrap(self, table: FollowedTable, stop: threading.Event) -> None:
         """Read every bucket, and set `table.next` to the offsets to follow `rows` from.
 
-        Raises Corrupt if more than MOST_DAMAGED of the buckets are damaged.
+        Raises Corrupt if more than MOST_DAMAGED of the buckets are damaged, DataLost if the local disk fails.
         """
         buckets = table.view.buckets
         for first in range(0, buckets, BUCKETS_AT_ONCE):
@@ -360,6 +360,7 @@ class RowFollower:
             except Corrupt:
                 for bucket in group:
                     self._bootstrap_alone(bucket, metas.get(bucket), table)
+            table.sink.check_disk()  # rows that cannot leave memory would fill it
         if len(table.damaged) > MOST_DAMAGED * buckets:
             worst, damage = next(iter(table.damaged.items()))
             raise Corrupt(

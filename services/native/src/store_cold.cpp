@@ -109,6 +109,8 @@ void Store::read_pages(const ColdRows& cold, const std::vector<ColdFile::Transfe
 void Store::take_cold(Group& group, uint32_t bucket, ColdRecord record) {
   Bin& bin = group.bin(bucket);
   ColdBin& cold = group.cold->bin(bucket);
+  std::vector<uint32_t>& dirty = bin.dirty[flush];
+  if (dirty.size() == dirty.capacity()) dirty.reserve(2 * dirty.size() + 8);  // nothing is half done without memory
   const uint32_t slot = group.insert(bin, bucket, record.key(), record.table());
   group.layout.unpack(group.row(slot), record.packed());
   Header& row = group.header(slot);
@@ -116,7 +118,7 @@ void Store::take_cold(Group& group, uint32_t bucket, ColdRecord record) {
   if (record.stored(cold.epoch)) row.meta |= meta::kStored;
   if (record.dirty(cold.epoch)) {
     row.meta |= meta::kDirtyFlush;
-    bin.dirty[flush].push_back(slot);
+    dirty.push_back(slot);
     cold.dirty--;
   }
   cold.rows[table_index(group, record.table())]--;
@@ -177,7 +179,7 @@ void Store::fetch_spans(Group& group, std::vector<KeySpan> spans, const uint64_t
       ColdBin& bin = cold.bin(span.bucket);
       span.version = bin.version;
       span.merges = bin.merges;
-      if (bin.empty()) continue;
+      if (bin.empty() && !here) continue;
       for (size_t i = span.begin; i < span.end; i++) {
         const RowId id{keys[i], tables[one_table ? 0 : i]};
         if (group.find(group.bin(span.bucket), id.key, id.table) != Group::kNone) {

@@ -253,11 +253,11 @@ void Store::spill_loop() {
       const size_t gone = spill_round();
       lock.lock();
       cold_->stuck = gone == 0;
-      // Lanes that are short of memory notify: that frees no page of a full disk.
+      // Lanes that are short of memory notify: that frees no page of a full disk, and publishes no row.
       if (gone == 0 && is_full())
         cold_->wake.wait_for(lock, kSpillPause * 250, [&] { return cold_->stop.load(); });
       else if (gone == 0)
-        cold_->wake.wait_for(lock, kSpillPause * 10);
+        cold_->wake.wait_for(lock, kSpillPause * 10, [&] { return cold_->stop.load(); });
     } catch (const std::exception& error) {
       if (!lock.owns_lock()) lock.lock();
       if (cold_->fault.empty()) cold_->fault = error.what();
@@ -296,6 +296,7 @@ size_t Store::spill_round() {
         // One bucket a round finds out whether the disk has pages again.
         const bool full = group->cold->full && n % spec_.buckets > 0;
         gone += spill(*group, bucket, static_cast<size_t>(share * static_cast<double>(rows)) + 1, full);
+        if (gone) cold_->stuck = false;  // lanes wait again, not only from the next round on
       } catch (const ColdFault& fault) {
         if (!spec_.serving) throw;
         fail(fault);  // its other buckets serve until the table is replaced

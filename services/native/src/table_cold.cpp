@@ -136,7 +136,8 @@ void ColdRows::replace(ColdBin& bin, std::vector<ColdPage> base, const RowIds& d
   release(bin);
   counted(bin, [&] {
     bin.base = std::move(base);
-    most_base_ = std::max(most_base_, bin.base.size());
+    // Others than the moving thread, whose it is, replace by no pages.
+    if (!bin.base.empty()) most_base_ = std::max(most_base_, bin.base.size());
     bin.log = std::vector<ColdPage>();  // `= {}` would keep the memory
     bin.index = std::vector<uint16_t>();
     for (const RowId& id : dropped) bin.erased.erase(id);

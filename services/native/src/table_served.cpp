@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "freshet/table_arena.hpp"
@@ -18,7 +19,7 @@ bool near(const float* a, const float* b, size_t n, float tolerance) {
     apart += (a[i] - b[i]) * (a[i] - b[i]);
     length += b[i] * b[i];
   }
-  return apart <= tolerance * tolerance * length;
+  return length <= std::numeric_limits<float>::max() && apart <= tolerance * tolerance * length;
 }
 
 }  // namespace

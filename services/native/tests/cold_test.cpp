@@ -252,6 +252,19 @@ TEST(Cold, ServesWhatAStoreInMemoryServes) {
   EXPECT_NEAR(static_cast<double>(tiered.rows(0)), static_cast<double>(whole.rows(0)), 0.1 * kKeys);
 }
 
+TEST(Cold, FindsRowsOfBucketsWithoutPages) {
+  Store store(serving_spec());
+  store.keep_cold(tight(64 << 20));  // none leaves memory
+  std::mt19937_64 random(4);
+  const Batch batch = some(random, 12'000, 300);
+  const Keys keys = batch.keys();
+  const std::vector<float> values(keys.n * store.layout(0).width(), 1.0f);
+  store.import_values(0, keys.keys, values.data(), keys.n, 0);
+  std::vector<uint8_t> here(keys.n);
+  store.fetch(0, keys, here.data());
+  EXPECT_EQ(std::count(here.begin(), here.end(), 1), static_cast<int64_t>(keys.n));
+}
+
 // However little memory there is, and while other rows leave it.
 TEST(Cold, ServesAllRowsOfARequestAfterOneFetch) {
   Store store(serving_spec());

@@ -259,7 +259,7 @@ TEST(ServedRows, AreNearWithinTheTolerancesOfScalarsAndVector) {
   EXPECT_TRUE(served.is_near(3, scaled(1.08f, 1.03f).data()));
   EXPECT_FALSE(served.is_near(3, scaled(1.2f, 1.0f).data()));
   EXPECT_FALSE(served.is_near(3, scaled(1.0f, 1.08f).data()));
-  EXPECT_FALSE(served.is_near(3, scaled(1.0f, NAN).data()));
+  for (const float wild : {NAN, INFINITY, -INFINITY, 1e30f}) EXPECT_FALSE(served.is_near(3, scaled(1.0f, wild).data()));
   EXPECT_FALSE(served.is_near(0, row.data()));
   served.move(3, 0);
   EXPECT_TRUE(served.is_near(0, row.data()));

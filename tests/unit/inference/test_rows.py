@@ -447,6 +447,29 @@ def test_a_store_of_which_most_is_damaged_serves_nothing(
     assert follower.state.sink is None
 
 
+def test_reading_all_rows_ends_once_the_disk_has_failed(
+    shard: Shard, follow: Callable[[], RowFollower], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that cannot leave memory would fill it."""
+    held = list[int]()
+
+    def fail(table: ServingTable) -> None:
+        held.append(sum(table.rows().values()))
+        if held[-1]:
+            raise DataLost("rows on the local disk are lost: a broken disk")
+
+    monkeypatch.setattr("freshet.inference.rows.BUCKETS_AT_ONCE", 1)
+    monkeypatch.setattr(ServingTable, "check_disk", fail)
+    shard.train(NUMBERS, 1.0)
+    shard.flush()
+
+    follower = follow()
+    wait_for(lambda: "a broken disk" in follower.state.reason)
+
+    assert follower.state.sink is None
+    assert 0 < max(held) < len(NUMBERS)
+
+
 def test_a_bucket_that_its_owner_writes_anew_is_read_again(
     shard: Shard, log: EventLog, store: RowStore, tmp_path: Path
 ) -> None:

@@ -203,12 +203,16 @@ export class Try {
     }));
     this.table.fill(items);
     const unknown = Object.entries(record(answer.unknown_rows)).filter(([, n]) => num(n) > 0);
+    const defaulted = Object.entries(record(answer.defaulted_rows)).filter(([, n]) => num(n) > 0);
     const parts = [
       `${plural(items.length, "item")} ranked by version ${num(answer.version) ?? "–"} in ${duration(tookMs)}`,
       `learned from events ${duration(num(answer.freshness_ms))} old`,
       unknown.length
         ? `without a row yet: ${unknown.map(([f, n]) => `${text(f, 40)} ${count(num(n))}`).join(", ")}`
         : "every value has a row",
+      ...(defaulted.length
+        ? [`of these, on disk and not read: ${defaulted.map(([why, n]) => `${text(why, 40)} ${count(num(n))}`).join(", ")}`]
+        : []),
     ];
     say(this.said, `${parts.join("; ")}.`);
   }
