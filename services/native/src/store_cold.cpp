@@ -158,6 +158,7 @@ void Store::fetch_spans(Group& group, std::vector<KeySpan> spans, const uint64_t
     uint32_t order;  // of a key's pages, the one that counts first
     uint32_t span;
     uint8_t table;
+    uint16_t sum;  // of the page
     uint64_t key;
     size_t at;  // of the keys
   };
@@ -190,7 +191,7 @@ void Store::fetch_spans(Group& group, std::vector<KeySpan> spans, const uint64_t
         // The latest page of the log that may hold it, most often the only one, does; if not, all are read.
         const size_t n = logged && !span.thorough ? 1 : pages.size();
         for (size_t p = 0; p < n; p++)
-          wants.push_back({pages[p]->number, static_cast<uint32_t>(p), s, id.table, id.key, i});
+          wants.push_back({pages[p]->number, static_cast<uint32_t>(p), s, id.table, pages[p]->sum, id.key, i});
       }
     }
     const bool thorough = std::any_of(spans.begin(), spans.end(), [](const KeySpan& span) { return span.thorough; });
@@ -214,7 +215,9 @@ void Store::fetch_spans(Group& group, std::vector<KeySpan> spans, const uint64_t
           const Want& want = wants[at];
           KeySpan& span = spans[want.span];
           const RowId id{want.key, want.table};
-          const bool sound = whole && cold.bucket_of(page.buffer) == span.bucket;  // it may be another's by now
+          // It may be another's by now.
+          const bool sound =
+              whole && cold.bucket_of(page.buffer) == span.bucket && cold.sum_of(page.buffer) == want.sum;
           const uint8_t* record = sound ? cold.find(page.buffer, id) : nullptr;
           if (sound && record == nullptr) {
             const ColdBin& bin = cold.bin(span.bucket);
@@ -337,31 +340,32 @@ std::unique_lock<SpinLock> Store::lock_fetched(uint32_t bucket, uint8_t table, c
 template <typename Choose, typename Visit>
 uint32_t Store::each_record(Group& group, uint32_t bucket, Choose choose, Visit visit) {
   ColdRows& cold = *group.cold;
-  std::vector<uint32_t> numbers;
+  std::vector<std::pair<uint32_t, uint16_t>> chosen;  // numbers and sums
   uint32_t version;
   {
     const std::lock_guard lock(states_[bucket].lock);
     const ColdBin& bin = cold.bin(bucket);
     version = bin.version;
     const auto add = [&](const ColdPage& page) {
-      if (page.rows && choose(page, bin)) numbers.push_back(page.number);
+      if (page.rows && choose(page, bin)) chosen.push_back({page.number, page.sum});
     };
     std::for_each(bin.log.rbegin(), bin.log.rend(), add);
     std::for_each(bin.base.begin(), bin.base.end(), add);
   }
-  const PageBuffers buffers(cold.file.page_bytes(), std::min(numbers.size(), kPagesAtOnce));
+  const PageBuffers buffers(cold.file.page_bytes(), std::min(chosen.size(), kPagesAtOnce));
   std::vector<ColdFile::Transfer> transfers;
-  for (size_t first = 0; first < numbers.size(); first += kPagesAtOnce) {
+  for (size_t first = 0; first < chosen.size(); first += kPagesAtOnce) {
     transfers.clear();
-    for (size_t i = first; i < std::min(numbers.size(), first + kPagesAtOnce); i++)
-      transfers.push_back({numbers[i], buffers.at(i - first)});
+    for (size_t i = first; i < std::min(chosen.size(), first + kPagesAtOnce); i++)
+      transfers.push_back({chosen[i].first, buffers.at(i - first)});
     read_pages(cold, transfers);
-    for (const ColdFile::Transfer& page : transfers) {
-      const bool sound = cold.sound(page.buffer, bucket);
+    for (size_t i = 0; i < transfers.size(); i++) {
+      const ColdFile::Transfer& page = transfers[i];
+      const bool sound = cold.sound(page.buffer, bucket, chosen[first + i].second);
       const std::lock_guard lock(states_[bucket].lock);
       if (cold.bin(bucket).version != version) return version;
       if (!sound) throw damaged(page.page, bucket);
-      for (uint32_t i = 0; i < cold.rows_in(page.buffer); i++) visit(cold.record(page.buffer, i));
+      for (uint32_t r = 0; r < cold.rows_in(page.buffer); r++) visit(cold.record(page.buffer, r));
     }
   }
   return version;

@@ -110,16 +110,22 @@ size_t Store::spill(Group& group, uint32_t bucket, size_t want, bool full) {
   const uint32_t bytes = cold.record_bytes();
   std::vector<ColdFile::Transfer> transfers;
   const PageBuffers old(page_bytes, spill.log.size() + spill.base.size());
-  for (size_t i = spill.log.size(); i-- > 0;) transfers.push_back({spill.log[i].number, old.at(transfers.size())});
-  for (const ColdPage& page : spill.base) transfers.push_back({page.number, old.at(transfers.size())});
+  std::vector<uint16_t> sums;
+  const auto want_page = [&](const ColdPage& page) {
+    transfers.push_back({page.number, old.at(transfers.size())});
+    sums.push_back(page.sum);
+  };
+  std::for_each(spill.log.rbegin(), spill.log.rend(), want_page);
+  std::for_each(spill.base.begin(), spill.base.end(), want_page);
   read_pages(cold, transfers);
   std::vector<const uint8_t*> records;  // that the new pages get
   for (size_t i = 0; i < spill.ids.size(); i++) {
     records.push_back(spill.records.data() + i * bytes);
     if (spill.merge) spill.outdated.insert(spill.ids[i]);
   }
-  for (const ColdFile::Transfer& page : transfers) {
-    if (!cold.sound(page.buffer, bucket)) {
+  for (size_t p = 0; p < transfers.size(); p++) {
+    const ColdFile::Transfer& page = transfers[p];
+    if (!cold.sound(page.buffer, bucket, sums[p])) {
       const std::lock_guard lock(state.lock);
       if (cold.bin(bucket).version != spill.version) return gone;  // the bucket was dropped
       throw damaged(page.page, bucket);

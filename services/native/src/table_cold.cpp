@@ -164,6 +164,8 @@ bool ColdRows::is_whole(const uint8_t* page) const {
 
 uint32_t ColdRows::bucket_of(const uint8_t* page) const { return read_u32(page + 12); }
 
+uint16_t ColdRows::sum_of(const uint8_t* page) { return static_cast<uint16_t>(read_u64(page)); }
+
 uint32_t ColdRows::rows_in(const uint8_t* page) const { return read_u32(page + 8); }
 
 const uint8_t* ColdRows::find(const uint8_t* page, RowId id) const {
@@ -189,6 +191,7 @@ void ColdRows::Builder::seal() {
   std::memcpy(at_ + 8, &page.rows, 4);
   const uint64_t sum = xxh3_64(at_ + 8, cold_.file.page_bytes() - 8, 0);
   std::memcpy(at_, &sum, 8);
+  page.sum = sum_of(at_);
 }
 
 size_t ColdRows::base_pages_for(size_t rows) const {

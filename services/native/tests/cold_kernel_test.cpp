@@ -142,7 +142,8 @@ TEST(ColdKernel, ReadsAgainARowWhosePageWasTaken) {
     }
     const auto is_taken = [&] {
       EXPECT_EQ(pread(file, page.at(0), format.file.page_bytes(), at), static_cast<ssize_t>(format.file.page_bytes()));
-      return format.sound(page.at(0), taker) && format.find(page.at(0), id) == nullptr;
+      const uint8_t* now = page.at(0);
+      return format.is_whole(now) && format.bucket_of(now) == taker && format.find(now, id) == nullptr;
     };
     EXPECT_FALSE(is_taken());
     add(0, 1'000);  // a merge

@@ -506,6 +506,43 @@ TEST(Cold, ServesOtherRowsThanThoseOfADamagedPage) {
   EXPECT_LT(lost, 500u) << "of 1,000 batches; a page has some 40 rows";
 }
 
+// As where the disk wrote a page in another's place, or not at all: its checksum is right.
+TEST(Cold, NamesAPageInThePlaceOfAnotherOfItsBucket) {
+  StoreSpec spec = spec_of({counting_slot(16)});
+  spec.consumed = {false, false};
+  Store store(spec);
+  store.keep_cold(tight(200'000));
+  const Batch batch(numbered(1, 10'001));
+  ASSERT_EQ(push(store, batch, 0, 0, std::vector<float>(10'000 * 16, 1.0f)), Pushed::applied);
+  wait_until_spilled(store, 5'000);
+  for (int64_t before = 0; before != store.cold_counts().pages_written;) {  // a page that is written anew is found, too
+    before = store.cold_counts().pages_written;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  const int fd = open(("/proc/self/fd/" + std::to_string(cold_descriptor())).c_str(), O_RDWR);
+  ASSERT_GE(fd, 0);
+  const ColdRows format(folder(), std::make_shared<DiskBudget>(0), store.layout(0).packed_bytes(), 1, 16);
+  const size_t bytes = format.file.page_bytes();
+  const auto end = static_cast<size_t>(lseek(fd, 0, SEEK_END));
+  std::map<uint32_t, std::vector<off_t>> places;  // of pages with rows, by bucket
+  std::vector<uint8_t> one(bytes), other(bytes);
+  for (size_t at = 0; at + bytes <= end; at += bytes) {
+    ASSERT_EQ(pread(fd, one.data(), bytes, static_cast<off_t>(at)), static_cast<ssize_t>(bytes));
+    if (format.is_whole(one.data()) && format.rows_in(one.data()))
+      places[format.bucket_of(one.data())].push_back(static_cast<off_t>(at));
+  }
+  for (const auto& [bucket, of] : places)
+    for (size_t i = 0; i + 1 < of.size(); i += 2) {
+      ASSERT_EQ(pread(fd, one.data(), bytes, of[i]) + pread(fd, other.data(), bytes, of[i + 1]),
+                static_cast<ssize_t>(2 * bytes));
+      ASSERT_EQ(pwrite(fd, other.data(), bytes, of[i]) + pwrite(fd, one.data(), bytes, of[i + 1]),
+                static_cast<ssize_t>(2 * bytes));
+    }
+  close(fd);
+  ASSERT_FALSE(places.empty());
+  EXPECT_THROW(look_up(store, batch), ColdFault);
+}
+
 TEST(Cold, NamesAPageThatTheDiskChanged) {
   StoreSpec spec = spec_of({counting_slot(16)});
   spec.consumed = {false, false};

@@ -42,6 +42,7 @@ struct ColdPage {
   uint32_t rows = 0;
   uint32_t dirty_epoch = 0;  // the flush for which it holds changed rows, if it is the bucket's next one
   bool dirty = false;
+  uint16_t sum = 0;  // of its checksum: a page that the disk did not write, or wrote elsewhere, is not taken for it
 };
 
 // A bucket's part.
@@ -120,10 +121,13 @@ class ColdRows {
   // The base pages that may take the row.
   static std::pair<uint32_t, uint32_t> homes(RowId id, size_t pages);
 
-  // Whether a page that was read is as some page was written, and whether it has the rows of this bucket.
+  // Whether a page that was read is as some page was written, and whether it is the page of this bucket with that sum.
   bool is_whole(const uint8_t* page) const;
   uint32_t bucket_of(const uint8_t* page) const;
-  bool sound(const uint8_t* page, uint32_t bucket) const { return is_whole(page) && bucket_of(page) == bucket; }
+  static uint16_t sum_of(const uint8_t* page);
+  bool sound(const uint8_t* page, uint32_t bucket, uint16_t sum) const {
+    return is_whole(page) && bucket_of(page) == bucket && sum_of(page) == sum;
+  }
   uint32_t rows_in(const uint8_t* page) const;
   ColdRecord record(const uint8_t* page, uint32_t i) const {
     return ColdRecord(page + kPageHead + static_cast<size_t>(i) * record_bytes_);
