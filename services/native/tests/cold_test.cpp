@@ -506,15 +506,22 @@ TEST(Cold, ServesOtherRowsThanThoseOfADamagedPage) {
   EXPECT_LT(lost, 500u) << "of 1,000 batches; a page has some 40 rows";
 }
 
-// As where the disk wrote a page in another's place, or not at all: its checksum is right.
-TEST(Cold, NamesAPageInThePlaceOfAnotherOfItsBucket) {
+// A store of these 10,000 rows, at least half of them on disk alone.
+std::unique_ptr<Store> mostly_on_disk(const Batch& batch) {
   StoreSpec spec = spec_of({counting_slot(16)});
   spec.consumed = {false, false};
-  Store store(spec);
-  store.keep_cold(tight(200'000));
+  auto store = std::make_unique<Store>(spec);
+  store->keep_cold(tight(200'000));
+  EXPECT_EQ(push(*store, batch, 0, 0, std::vector<float>(10'000 * 16, 1.0f)), Pushed::applied);
+  wait_until_spilled(*store, 5'000);
+  return store;
+}
+
+// As where the disk wrote a page in another's place, or not at all: its checksum is right.
+TEST(Cold, NamesAPageInThePlaceOfAnotherOfItsBucket) {
   const Batch batch(numbered(1, 10'001));
-  ASSERT_EQ(push(store, batch, 0, 0, std::vector<float>(10'000 * 16, 1.0f)), Pushed::applied);
-  wait_until_spilled(store, 5'000);
+  const auto made = mostly_on_disk(batch);
+  Store& store = *made;
   for (int64_t before = 0; before != store.cold_counts().pages_written;) {  // a page that is written anew is found, too
     before = store.cold_counts().pages_written;
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -544,13 +551,9 @@ TEST(Cold, NamesAPageInThePlaceOfAnotherOfItsBucket) {
 }
 
 TEST(Cold, NamesAPageThatTheDiskChanged) {
-  StoreSpec spec = spec_of({counting_slot(16)});
-  spec.consumed = {false, false};
-  Store store(spec);
-  store.keep_cold(tight(200'000));
   const Batch batch(numbered(1, 10'001));
-  ASSERT_EQ(push(store, batch, 0, 0, std::vector<float>(10'000 * 16, 1.0f)), Pushed::applied);
-  wait_until_spilled(store, 5'000);
+  const auto made = mostly_on_disk(batch);
+  Store& store = *made;
   damage(SIZE_MAX / 4096);
   try {
     look_up(store, batch);
